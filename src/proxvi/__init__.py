@@ -1,0 +1,31 @@
+"""Proximity variational inference: variational inference that does not depend on where it starts."""
+
+from importlib.metadata import version as _version
+
+from proxvi.constraint import Proximity, Telemetry
+from proxvi.distances import inverse_huber, kl, squared
+from proxvi.inner_loop import proximity_inner_loop
+from proxvi.references import Reference, parameter_average, statistic_average
+from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
+from proxvi.transform import proximity, telemetry
+
+__version__ = _version("proxvi")
+
+__all__ = [
+    "Proximity",
+    "Reference",
+    "Telemetry",
+    "entropy",
+    "identity",
+    "inverse_huber",
+    "kl",
+    "kl_to_prior",
+    "mean_variance",
+    "orthogonal",
+    "parameter_average",
+    "proximity",
+    "proximity_inner_loop",
+    "squared",
+    "statistic_average",
+    "telemetry",
+]

@@ -1,0 +1,152 @@
+"""Close to what: the reference `λ̃` that a proximity constraint measures from.
+
+A reference is a triple of pure functions, so that the constraint does not know what is averaged.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+__all__ = ["Reference", "parameter_average", "statistic_average"]
+
+
+class Reference(NamedTuple):
+    """What a constraint keeps close to, as pure functions over a state of fixed structure.
+
+    Attributes:
+        init: `(params, describe) -> state`; `describe()` gives the shapes and dtypes of the statistic.
+        fold: `(state, params, value, step) -> state` takes in the iterate `λ_t` and its statistic `f(λ_t)`.
+        read: `(state, statistic, value, step) -> f(λ̃)`, where `statistic` evaluates `f` at any parameters.
+        lagged: whether Algorithm 2 reads before it folds. A reference that is the latest iterate alone would
+            otherwise always be the current one, and the constraint void.
+
+    Example:
+        Stay near the very first parameters, for ever:
+
+        >>> anchor = Reference(
+        ...     init=lambda params, describe: params,
+        ...     fold=lambda state, params, value, step: state,
+        ...     read=lambda state, statistic, value, step: statistic(state),
+        ... )
+    """
+
+    init: Callable[[Any, Callable[[], Any]], Any]
+    fold: Callable[[Any, Any, Any, Array], Any]
+    read: Callable[[Any, Callable[[Any], Any], Any, Array], Any]
+    lagged: bool = False
+
+
+def parameter_average(decay: float = 0.9999) -> Reference:
+    """Moving average of the parameters, as in the text of the paper; the statistic is evaluated at it.
+
+        λ̃ ← α λ̃ + (1 − α) λ_{t+1},    λ̃_0 = λ_0
+
+    The average is kept in float32 or wider: in bfloat16 a decay of 0.999 would never move. It costs one copy of the
+    parameters and, each step, one forward pass of the statistic. To keep the copy only for the parameters that the
+    statistic reads, wrap the constraint in `optax.masked`.
+
+    Args:
+        decay: `α` in [0, 1). At 0 the constraint keeps close to the previous step.
+
+    Returns:
+        The reference, for `proximity(..., reference=...)`.
+
+    Example:
+        >>> reference = parameter_average(0.99)
+    """
+    decay = _checked_decay(decay)
+
+    def init(params: Any, _describe: Callable[[], Any]) -> Any:
+        # A copy, so that a loop may donate the buffers of the parameters and of the state together.
+        return jax.tree.map(lambda p: jnp.array(p, dtype=_wide(p), copy=True), params)
+
+    def fold(state: Any, params: Any, _value: Any, _step: Array) -> Any:
+        return _move(state, params, 1.0 - decay)
+
+    def read(state: Any, statistic: Callable[[Any], Any], value: Any, _step: Array) -> Any:
+        del value
+        return statistic(state)
+
+    return Reference(init, fold, read, lagged=decay == 0.0)
+
+
+def statistic_average(decay: float = 0.9999) -> Reference:
+    """Bias-corrected moving average of the statistic itself, as in the authors' experiments.
+
+        f̃_t = Σ_{i ≤ t} α^{t−i} f(λ_i) / Σ_{i ≤ t} α^{t−i}
+
+    It needs no copy of the parameters and no second forward pass. With a statistic of the batch, each value is that of
+    its own batch.
+
+    Args:
+        decay: `α` in [0, 1). At 0 the constraint keeps close to the previous step.
+
+    Returns:
+        The reference, for `proximity(..., reference=...)`.
+
+    Example:
+        >>> reference = statistic_average(0.99)
+    """
+    decay = _checked_decay(decay)
+    log_decay = math.log(decay) if decay else -math.inf
+
+    def init(_params: Any, describe: Callable[[], Any]) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), describe())
+
+    def fold(state: Any, _params: Any, value: Any, step: Array) -> Any:
+        # The recursive form of the bias-corrected average: each value moves it by (1 − α) / (1 − αⁿ) of the gap.
+        _check_unchanged(state, value)
+        weight = (1.0 - decay) / -jnp.expm1((step + 1) * log_decay)
+        return _first(value, _move(state, value, weight), step)
+
+    def read(state: Any, _statistic: Callable[[Any], Any], value: Any, step: Array) -> Any:
+        return _first(value, state, step)
+
+    return Reference(init, fold, read, lagged=decay == 0.0)
+
+
+def _first(value: Any, average: Any, step: Array) -> Any:
+    """The value itself at step 0, to the last bit: rounding would be a gap, and the inverse Huber feels any gap."""
+    return jax.tree.map(lambda v, a: jnp.where(step == 0, jnp.asarray(v, a.dtype), a), value, average)
+
+
+def _move(average: Any, target: Any, weight: float | Array) -> Any:
+    """`average + weight · (target − average)`; leaves that are not numbers to average (masks) follow the target."""
+
+    def move(a: Array, t: Array) -> Array:
+        if not jnp.issubdtype(a.dtype, jnp.inexact):
+            return jnp.asarray(t)
+        return (a + weight * (jnp.asarray(t, a.dtype) - a)).astype(a.dtype)
+
+    return jax.tree.map(move, average, target)
+
+
+def _check_unchanged(average: Any, value: Any) -> None:
+    before, now = (
+        jax.tree_util.tree_leaves_with_path(jax.tree.map(jnp.shape, tree), is_leaf=lambda node: isinstance(node, tuple))
+        for tree in (average, value)
+    )
+    if before != now:
+        raise ValueError(
+            f"`statistic` must return the same structure and shapes at every step, got {now} where the average holds "
+            f"{before}; average over the batch, and give `example` the shapes of a real batch."
+        )
+
+
+def _wide(leaf: Any) -> Any:
+    """The dtype that a moving average of `leaf` needs: float32 at least."""
+    dtype = jnp.result_type(leaf)
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+
+
+def _checked_decay(decay: float) -> float:
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
+        raise ValueError(
+            f"`decay` must be a number in [0, 1), got {decay!r}; 0 keeps close to the previous step, 0.9999 to an "
+            "average over about 10,000."
+        )
+    return float(decay)

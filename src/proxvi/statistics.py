@@ -1,0 +1,226 @@
+"""What is measured: proximity statistics `f(λ)` of a variational distribution.
+
+A statistic is a pure function of a tree whose leaves are distributions (`numpyro.distributions`) or arrays, and
+returns a tree of arrays. Batch axes (`batch_shape`: one entry for each data point) are averaged, latent axes (those
+that `to_event` made event axes) are kept, so a layer of 200 units gives 200 numbers whatever the size of the batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+
+from proxvi import _distributions
+
+__all__ = ["entropy", "identity", "kl_to_prior", "mean_variance", "orthogonal"]
+
+
+def entropy(q: Any, *, total: bool = False, key: Array | None = None, num_samples: int = 32) -> Any:
+    """Entropy of each latent unit; keeping it close stops `q` from zeroing parts of its support.
+
+        f(λ) = H(q(z; λ)) = −E[log q(z; λ)]
+
+    Args:
+        q: a distribution or a tree of distributions.
+        total: sum over the latent units and the leaves of the tree, for one scalar.
+        key: for the Monte Carlo estimate that families without a closed form need (Poisson, flows).
+        num_samples: of that estimate.
+
+    Returns:
+        A tree shaped as `q` with an array for each distribution, batch axes averaged; with `total`, a scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> q = dist.Bernoulli(jnp.full((20, 3), 0.5)).to_event(1)  # 20 data points, 3 units
+        >>> print(entropy(q).round(4))
+        [0.6931 0.6931 0.6931]
+        >>> print(entropy(q, total=True).round(4))
+        2.0794
+    """
+    return _each(
+        lambda d, k: _distributions.average_over_batch(d, lambda base: _distributions.entropy(base, k, num_samples)),
+        q,
+        name="entropy",
+        total=total,
+        key=key,
+        num_samples=num_samples,
+    )
+
+
+def mean_variance(q: Any, *, key: Array | None = None, num_samples: int = 32) -> Any:
+    """Mean and variance of each latent unit; only higher moments may then change fast.
+
+        f(λ) = (E[z], E[(z − E[z])²]) under q(z; λ)
+
+    Args:
+        q: a distribution or a tree of distributions.
+        key: for the Monte Carlo estimate that families without closed moments need (flows).
+        num_samples: of that estimate.
+
+    Returns:
+        A tree shaped as `q` with a pair (mean, variance) for each distribution, batch axes averaged.
+
+    Example:
+        >>> import numpyro.distributions as dist
+        >>> mean, variance = mean_variance(dist.Normal(1.0, 3.0))
+        >>> print(mean, variance)
+        1.0 9.0
+    """
+
+    def moments(d: dist.Distribution, k: Array | None) -> tuple[Array, Array]:
+        def moment(index: int) -> Array:
+            return _distributions.average_over_batch(
+                d, lambda base: _distributions.mean_and_variance(base, k, num_samples)[index]
+            )
+
+        return moment(0), moment(1)
+
+    return _each(moments, q, name="mean_variance", key=key, num_samples=num_samples)
+
+
+def kl_to_prior(q: Any, prior: Any, *, total: bool = False, key: Array | None = None, num_samples: int = 32) -> Any:
+    """Divergence of each latent unit from its prior; keeping it close stops the KL term from winning early.
+
+        f(λ) = KL(q(z; λ) ‖ p(z))
+
+    No gradient reaches the prior: the constraint is on `q` alone.
+
+    Args:
+        q: a distribution or a tree of distributions.
+        prior: one distribution for all leaves of `q`, or a tree of the structure of `q`. It broadcasts against `q`.
+            Where `q` is masked, its mask decides.
+        total: sum over the latent units and the leaves of the tree, for one scalar.
+        key: for the Monte Carlo estimate that pairs without a closed form need.
+        num_samples: of that estimate.
+
+    Returns:
+        A tree shaped as `q` with an array for each distribution, batch axes averaged; with `total`, a scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> q = dist.Normal(jnp.array([0.0, 2.0]), 1.0).to_event(1)
+        >>> print(kl_to_prior(q, dist.Normal(0.0, 1.0)))
+        [0. 2.]
+    """
+    if _distributions.is_distribution(prior):
+        prior = jax.tree.map(lambda _: prior, q, is_leaf=_distributions.is_distribution)
+    structures = [jax.tree.structure(tree, is_leaf=_distributions.is_distribution) for tree in (q, prior)]
+    if structures[0] != structures[1]:
+        raise ValueError(
+            f"`prior` must be one distribution or a tree with the structure of `q`, got {structures[1]} for "
+            f"{structures[0]}; give each leaf of `q` its prior."
+        )
+    for name, leaf in _distributions.leaves_with_names(prior):
+        if not _distributions.is_distribution(leaf):
+            raise TypeError(
+                f"`prior` must hold distributions, got {type(leaf).__name__} at {name}; wrap it, "
+                "for example in `numpyro.distributions.Normal`."
+            )
+    priors = iter(jax.tree.leaves(prior, is_leaf=_distributions.is_distribution))
+
+    def divergence(d: dist.Distribution, k: Array | None) -> Array:
+        p = jax.lax.stop_gradient(_distributions.innermost(next(priors)))
+        return _distributions.average_over_batch(d, lambda base: _distributions.kl(base, p, k, num_samples))
+
+    return _each(divergence, q, name="kl_to_prior", total=total, key=key, num_samples=num_samples)
+
+
+def orthogonal(weights: Any) -> Any:
+    """Gram matrix of each weight matrix; an orthogonal initialisation starts it at the identity.
+
+        f(W) = W Wᵀ   for an m × n matrix with m ≤ n, else  Wᵀ W
+
+    The product is taken on the smaller side, which is where the columns or rows of an orthogonal initialisation are
+    orthonormal, and where it is cheap.
+
+    Args:
+        weights: an array or a tree of arrays. The last two axes are the matrix and those before them are stacked
+            matrices; leaves with fewer than two axes (biases) are left out.
+
+    Returns:
+        The list of Gram matrices, in the order of the leaves.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> (gram,) = orthogonal({"kernel": jnp.ones((4, 2)), "bias": jnp.zeros(2)})
+        >>> print(gram)
+        [[4. 4.]
+         [4. 4.]]
+    """
+    named = _distributions.leaves_with_names(weights)
+    for name, leaf in named:
+        if _distributions.is_distribution(leaf):
+            raise TypeError(
+                f"`orthogonal` measures weight matrices, got {type(leaf).__name__} at {name}; pass the parameters "
+                "of the network, not the distributions that it returns."
+            )
+    matrices = [jnp.asarray(leaf) for _, leaf in named if jnp.ndim(leaf) >= 2]
+    if not matrices:
+        shapes = {name: jnp.shape(leaf) for name, leaf in named}
+        raise ValueError(
+            f"`weights` must hold at least one array with two or more axes, got {shapes}; pass the kernels of the "
+            "inference network."
+        )
+    return [_gram(matrix) for matrix in matrices]
+
+
+def _gram(matrix: Array) -> Array:
+    transpose = jnp.swapaxes(matrix, -1, -2)
+    rows, columns = matrix.shape[-2:]
+    return matrix @ transpose if rows <= columns else transpose @ matrix
+
+
+def identity(q: Any) -> Any:
+    """Whatever is given, itself: parameters for Euclidean proximity, distributions for the distance `kl`.
+
+        f(λ) = λ
+
+    Args:
+        q: an array, a distribution or a tree of either.
+
+    Returns:
+        `q`, unchanged.
+
+    Example:
+        >>> identity({"loc": 1.0})
+        {'loc': 1.0}
+    """
+    return q
+
+
+def _each(
+    function: Callable[[dist.Distribution, Array | None], Any],
+    q: Any,
+    *,
+    name: str,
+    key: Array | None,
+    num_samples: int,
+    total: bool = False,
+) -> Any:
+    """Apply `function` to each distribution of the tree with a key of its own; sum it all if `total`."""
+    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 2:
+        raise ValueError(
+            f"`num_samples` must be an integer of at least 2, got {num_samples!r}; the score-function estimate "
+            "takes its baseline from the other samples."
+        )
+    named = _distributions.leaves_with_names(q)
+    if not named:
+        raise ValueError(f"`q` must hold at least one distribution, got {q!r}; name the sites to measure.")
+    for leaf_name, leaf in named:
+        if not _distributions.is_distribution(leaf):
+            raise TypeError(
+                f"`{name}` measures distributions, got {type(leaf).__name__} at {leaf_name}; build the distribution "
+                "from the parameters first, for example `lambda params: "
+                f"{name}(dist.Normal(params['loc'], params['scale']))`."
+            )
+    keys = [None] * len(named) if key is None else list(jax.random.split(key, len(named)))
+    values = [function(leaf, k) for (_, leaf), k in zip(named, keys, strict=True)]
+    if total:
+        return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
+    structure = jax.tree.structure(q, is_leaf=_distributions.is_distribution)
+    return jax.tree.unflatten(structure, values)

@@ -1,0 +1,17 @@
+"""What every test runs under: strict ranks, eight CPU devices, and as many examples of a law as the profile says."""
+
+import jax
+from hypothesis import HealthCheck, Phase, settings
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+settings.register_profile(
+    "proxvi",
+    deadline=None,
+    derandomize=True,  # the same examples every time: a failure is the change's, never the day's
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
+settings.load_profile("proxvi")

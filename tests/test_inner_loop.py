@@ -1,0 +1,128 @@
+"""Algorithm 1 against closed forms, and against Algorithm 2."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import proxvi
+
+KEY = jax.random.key(0)
+PREVIOUS = proxvi.parameter_average(0.0)
+
+
+def absolute(statistic: Any, magnitude: float, **options: Any) -> proxvi.Proximity:
+    return proxvi.Proximity(statistic, magnitude=magnitude, relative=False, **options)
+
+
+def test_no_constraint_is_gradient_descent_to_the_last_bit() -> None:
+    constraint = absolute(proxvi.identity, 0.0)
+    ours, theirs = proxvi.proximity_inner_loop(KEY, 0.1, constraint), optax.sgd(0.1)
+    params = jax.random.normal(KEY, (50,))
+    ours_params, theirs_params = params, params
+    ours_state, theirs_state = ours.init(params), theirs.init(params)
+    for _ in range(20):
+        ours_updates, ours_state = ours.update(jnp.sin(ours_params), ours_state, ours_params)
+        theirs_updates, theirs_state = theirs.update(jnp.sin(theirs_params), theirs_state, theirs_params)
+        ours_params = optax.apply_updates(ours_params, ours_updates)
+        theirs_params = optax.apply_updates(theirs_params, theirs_updates)
+    assert np.asarray(ours_params).tobytes() == np.asarray(theirs_params).tobytes()
+    assert ours_state.iterations == 2  # the second finds nothing to change
+
+
+def test_linear_statistic_reaches_the_closed_form_maximiser() -> None:
+    """For f(λ) = Aλ and squared distance, (I/ρ + 2k AᵀA)(λ' − λ_t) = −g − 2k Aᵀ(Aλ_t − Aλ̃)."""
+    with jax.enable_x64(True):
+        rho, k = 0.1, 1.5
+        matrix = np.random.default_rng(0).normal(size=(3, 4))
+        params, gradient = np.arange(4.0), np.array([1.0, -2.0, 0.5, 3.0])
+        optimizer = proxvi.proximity_inner_loop(
+            KEY,
+            rho,
+            absolute(lambda p: jnp.asarray(matrix) @ p, k, distance=proxvi.squared, reference=PREVIOUS),
+            inner_learning_rate=0.02,  # ρ k ‖AᵀA‖ is above 1, so the paper's own inner step would not contract
+            tolerance=1e-12,
+            max_iterations=10_000,
+        )
+        step, state = optimizer.update(jnp.asarray(gradient), optimizer.init(jnp.asarray(params)), jnp.asarray(params))
+        expected = np.linalg.solve(np.eye(4) / rho + 2 * k * matrix.T @ matrix, -gradient)
+        np.testing.assert_allclose(step, expected, atol=1e-6)
+        assert state.residual <= 1e-12
+        assert 1 < state.iterations < 10_000
+
+
+def test_quadratic_statistic_reaches_the_closed_form_maximiser() -> None:
+    """For f(λ) = λ² and squared distance, U is a quartic whose stationary points solve a cubic."""
+    with jax.enable_x64(True):
+        rho, k, params, gradient = 0.1, 0.3, 1.5, 4.0
+        optimizer = proxvi.proximity_inner_loop(
+            KEY,
+            rho,
+            absolute(lambda p: p**2, k, distance=proxvi.squared, reference=PREVIOUS),
+            inner_learning_rate=0.02,
+            tolerance=1e-12,
+            max_iterations=10_000,
+        )
+        start = jnp.asarray(params)
+        step, _ = optimizer.update(jnp.asarray(gradient), optimizer.init(start), start)
+        # −U'(λ') = g + (λ' − λ)/ρ + 4k λ'(λ'² − λ²)
+        roots = np.roots([4 * k, 0.0, 1 / rho - 4 * k * params**2, gradient - params / rho])
+        (expected,) = roots[np.abs(roots.imag) < 1e-12].real
+        np.testing.assert_allclose(params + step, expected, atol=1e-6)
+
+
+def test_kl_proximal_step_of_a_gaussian_mean_has_its_closed_form() -> None:
+    """With q = Normal(m, s) and d = KL(q ‖ q_t) = (m' − m)²/2s², the step is −g / (1/ρ + k/s²)."""
+    with jax.enable_x64(True):
+        rho, k, scale = 0.5, 0.2, 0.7
+        optimizer = proxvi.proximity_inner_loop(
+            KEY,
+            rho,
+            absolute(lambda p: dist.Normal(p, scale), k, distance=proxvi.kl, reference=PREVIOUS),
+            tolerance=1e-13,
+        )
+        start, gradient = jnp.asarray(1.0), jnp.asarray(2.0)
+        step, _ = optimizer.update(gradient, optimizer.init(start), start)
+        np.testing.assert_allclose(step, -2.0 / (1 / rho + k / scale**2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reference", [proxvi.parameter_average(0.9), proxvi.statistic_average(0.9), PREVIOUS])
+def test_both_algorithms_end_at_the_same_optimum(reference: proxvi.Reference) -> None:
+    constraint = {
+        "magnitude": optax.exponential_decay(1.0, 500, 1e-8),
+        "distance": proxvi.squared,
+        "reference": reference,
+    }
+
+    def entropy(params: jax.Array) -> jax.Array:
+        return proxvi.entropy(dist.Bernoulli(logits=params))
+
+    one = proxvi.proximity_inner_loop(KEY, 0.05, proxvi.Proximity(entropy, **constraint))
+    two = optax.chain(proxvi.proximity(entropy, **constraint), optax.sgd(0.05))
+
+    def run(optimizer: Any) -> jax.Array:
+        def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+            params, state = carry
+            loss, grads = jax.value_and_grad(lambda p: jnp.sum((p - 2.0) ** 2))(params)
+            updates, state = optimizer.update(grads, state, params, value=loss)
+            return (optax.apply_updates(params, updates), state), None
+
+        start = jnp.array([0.5, -0.5])
+        return jax.lax.scan(step, (start, optimizer.init(start)), length=500)[0][0]
+
+    finals = [jax.jit(run, static_argnums=0)(optimizer) for optimizer in (one, two)]
+    np.testing.assert_allclose(finals[0], 2.0, atol=1e-4)
+    np.testing.assert_allclose(finals[0], finals[1], atol=1e-4)
+
+
+def test_a_loop_that_does_not_converge_says_so() -> None:
+    constraint = absolute(proxvi.identity, 100.0, distance=proxvi.squared, reference=PREVIOUS)
+    optimizer = proxvi.proximity_inner_loop(KEY, 0.1, constraint, max_iterations=7)
+    params = jnp.ones(2)
+    _, state = optimizer.update(params, optimizer.init(params), params)
+    assert state.iterations == 7
+    assert state.residual > 1e-6

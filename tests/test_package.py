@@ -1,0 +1,85 @@
+"""What holds of the package as a whole: its layers, its documentation, its side effects."""
+
+import ast
+import doctest
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import proxvi
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "proxvi"
+
+# Imports point down this list only; modules on one line are siblings and do not import each other.
+LAYERS = [
+    ["__init__"],
+    ["transform", "inner_loop"],
+    ["constraint", "_calls"],
+    ["distances", "statistics", "references"],
+    ["_distributions"],
+]
+LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module="proxvi"):
+                found |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)) if module.startswith("proxvi."):
+                found.add(module.removeprefix("proxvi.").split(".")[0])
+            case ast.Import():
+                found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("proxvi.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.stem)
+def test_imports_point_down_the_layers(path: Path) -> None:
+    assert path.stem in LEVEL, f"give {path.stem} a place in LAYERS"
+    for module in imported_modules(path):
+        assert LEVEL[module] > LEVEL[path.stem], f"{path.stem} must not import {module}"
+
+
+@pytest.mark.parametrize("name", proxvi.__all__)
+def test_every_public_name_has_a_docstring_with_an_example(name: str) -> None:
+    member = getattr(proxvi, name)
+    documentation = inspect.getdoc(member) or ""
+    assert doctest.DocTestParser().get_examples(documentation), f"{name} has no example"
+    if inspect.isfunction(member):
+        parameters = set(inspect.signature(member).parameters)
+        for parameter in parameters:
+            assert re.search(rf"^\s+{parameter}: ", documentation, re.M), f"{name} does not document {parameter}"
+        assert "Returns:" in documentation
+
+
+def test_public_names_are_sorted_and_complete() -> None:
+    assert proxvi.__all__ == sorted(proxvi.__all__)
+    public = {name for name in vars(proxvi) if not name.startswith("_") and not inspect.ismodule(getattr(proxvi, name))}
+    assert public == set(proxvi.__all__)
+    modules = {path.stem for path in SOURCE.rglob("*.py")}
+    assert not modules & set(proxvi.__all__), "a module named like a public function hides it"
+
+
+def test_import_starts_no_backend_and_needs_only_the_core() -> None:
+    """Nothing heavy, optional or global happens at import."""
+    script = """
+import sys, proxvi
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized(), "import started a backend"
+optional = {"matplotlib", "orbax", "grain", "pooch", "tyro", "arviz", "arviz_stats", "flax", "equinox", "jaxtyping"}
+assert not optional & set(sys.modules), optional & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_first_code_block_of_the_readme_runs() -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert block is not None
+    namespace: dict[str, object] = {}
+    exec(block.group(1), namespace)
