@@ -73,8 +73,8 @@ def batch_statistic(params: Any, batch: Any) -> Any:
     return batch @ params
 
 
-DECAY = ("`decay`", "must be a number in [0, 1)")
-MAGNITUDE = ("`magnitude`", "finite number of at least 0")
+DECAY = ("`decay`", "must be a number of at least 0 and below 1")
+MAGNITUDE = ("`magnitude`", "finite and of at least 0")
 RETURNS = ("`statistic`", "must return")
 
 CASES = [

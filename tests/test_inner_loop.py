@@ -121,8 +121,33 @@ def test_both_algorithms_end_at_the_same_optimum(reference: proxvi.Reference) ->
 
 def test_a_loop_that_does_not_converge_says_so() -> None:
     constraint = absolute(proxvi.identity, 100.0, distance=proxvi.squared, reference=PREVIOUS)
-    optimizer = proxvi.proximity_inner_loop(KEY, 0.1, constraint, max_iterations=7)
+    optimizer = proxvi.proximity_inner_loop(KEY, 0.1, constraint, max_iterations=7, noise=1.0)
     params = jnp.ones(2)
     _, state = optimizer.update(params, optimizer.init(params), params)
     assert state.iterations == 7
     assert state.residual > 1e-6
+
+
+@pytest.mark.parametrize("magnitude", [0.5, 2.0, 20.0])
+def test_the_default_distance_converges_at_its_kink(magnitude: float) -> None:
+    """For f(λ) = λ and the inverse Huber below 1, U is a soft threshold: the step is −ρ · sign(g) max(|g| − k, 0)."""
+    optimizer = proxvi.proximity_inner_loop(
+        KEY, 0.1, absolute(proxvi.identity, magnitude, reference=PREVIOUS), max_iterations=200
+    )
+    params, gradient = jnp.zeros(()), jnp.ones(())
+    step, state = optimizer.update(gradient, optimizer.init(params), params)
+    np.testing.assert_allclose(step, -0.1 * max(1.0 - magnitude, 0.0), atol=1e-5)
+    assert state.residual <= 1e-6
+
+
+def test_a_schedule_may_start_at_zero_and_fall_below_the_inner_rate() -> None:
+    for schedule in (optax.linear_schedule(0.0, 0.05, 10), optax.exponential_decay(0.05, 20, 0.01)):
+        optimizer = proxvi.proximity_inner_loop(
+            KEY, schedule, absolute(proxvi.identity, 1.0, distance=proxvi.squared), inner_learning_rate=0.01
+        )
+        params = jnp.ones(2)
+        state = optimizer.init(params)
+        for _ in range(20):
+            updates, state = optimizer.update(2 * params, state, params)
+            params = optax.apply_updates(params, updates)
+        assert np.all((params > 0) & (params < 1))

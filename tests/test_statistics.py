@@ -115,7 +115,7 @@ def test_closed_entropy_agrees_with_monte_carlo_in_value_and_slope(name: str) ->
 
     def estimate(x: jax.Array) -> jax.Array:
         d = build(x)
-        return _distributions.expectation(d, lambda z: -d.log_prob(z), KEY, samples, "entropy")
+        return _distributions.expectation(d, lambda _, log_q: -log_q, KEY, samples, "entropy")
 
     x = jnp.array(0.3)
     value, slope = jax.value_and_grad(lambda x: proxvi.entropy(build(x)))(x)
@@ -172,3 +172,60 @@ def test_every_leaf_has_its_own_noise() -> None:
     q = {"a": dist.Poisson(3.0), "b": dist.Poisson(3.0)}
     entropy = proxvi.entropy(q, key=KEY)
     assert entropy["a"] != entropy["b"]
+
+
+@pytest.mark.parametrize("logit", [-1e4, -100.0, -20.0, -17.0, -1.0, 0.0, 1.0, 20.0, 1e4])
+def test_bernoulli_entropy_and_slope_are_exact_for_every_logit(logit: float) -> None:
+    """The bad start of the paper has weights of −100: logits far below where `exp(−logit)` overflows."""
+    value, slope = jax.value_and_grad(lambda x: proxvi.entropy(dist.Bernoulli(logits=x)))(jnp.array(logit))
+    size = abs(logit)
+    odds = np.exp(-size)
+    expected = np.log1p(odds) + size * odds / (1 + odds)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-37)
+    np.testing.assert_allclose(slope, -logit * odds / (1 + odds) ** 2, rtol=1e-5, atol=1e-37)
+
+
+def test_categorical_entropy_with_an_impossible_class() -> None:
+    value, slope = jax.jit(jax.value_and_grad(lambda x: proxvi.entropy(dist.Categorical(logits=x))))(
+        jnp.array([0.0, 0.0, -jnp.inf])
+    )
+    np.testing.assert_allclose(value, np.log(2.0), rtol=1e-6)
+    np.testing.assert_allclose(slope, 0.0, atol=1e-6)
+
+
+def test_slopes_at_a_logit_of_zero() -> None:
+    """Zeros are the usual initialisation, and NumPyro's log densities have a kink there."""
+    assert jax.grad(lambda x: proxvi.entropy(dist.Binomial(5, logits=x)))(0.0) == pytest.approx(0.0, abs=1e-5)
+    prior = dist.Binomial(5, 0.3)
+    at, near = (jax.grad(lambda x: proxvi.kl_to_prior(dist.Binomial(5, logits=x), prior))(x) for x in (0.0, 1e-3))
+    np.testing.assert_allclose(at, near, rtol=0.01)
+
+
+def test_expanded_distribution_against_a_prior_of_the_full_shape() -> None:
+    prior = dist.Normal(jnp.arange(3.0), 1.0).to_event(1)
+    one = dist.Normal(0.0, 1.0).expand([3]).to_event(1)
+    np.testing.assert_allclose(proxvi.kl_to_prior(one, prior), 0.5 * jnp.arange(3.0) ** 2, rtol=1e-6)
+    batch = dist.Normal(jnp.zeros(3), 1.0).expand((20, 3)).to_event(1)
+    wide = dist.Normal(jnp.broadcast_to(jnp.arange(3.0), (20, 3)), 1.0).to_event(1)
+    with jax.numpy_rank_promotion("allow"):  # the ranks are NumPyro's to promote
+        np.testing.assert_allclose(proxvi.kl_to_prior(batch, wide), 0.5 * jnp.arange(3.0) ** 2, rtol=1e-6)
+
+
+def test_monte_carlo_entropy_of_a_saturated_flow_has_a_finite_slope() -> None:
+    """The flow must not be inverted at its own samples."""
+
+    def flow(scale: Any) -> dist.Distribution:
+        base = dist.Normal(jnp.zeros(3), scale).to_event(1)
+        return dist.TransformedDistribution(base, transforms.StickBreakingTransform())
+
+    with jax.numpy_rank_promotion("allow"):
+        value, slope = jax.value_and_grad(lambda s: proxvi.entropy(flow(s), key=KEY, num_samples=2_000))(10.0)
+    np.testing.assert_allclose(value, -22.8, atol=1.0)
+    np.testing.assert_allclose(slope, -2.88, atol=0.2)
+
+
+def test_monte_carlo_variance_is_unbiased_for_few_samples() -> None:
+    q = dist.TransformedDistribution(dist.Normal(0.0, 1.0), transforms.SigmoidTransform())
+    keys = jax.random.split(KEY, 20_000)
+    variances = jax.vmap(lambda key: proxvi.mean_variance(q, key=key, num_samples=2)[1])(keys)
+    assert abs(jnp.mean(variances) - 0.0434) < 4 * jnp.std(variances) / np.sqrt(20_000)

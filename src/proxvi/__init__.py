@@ -4,17 +4,23 @@ from importlib.metadata import version as _version
 
 from proxvi.constraint import Proximity, Telemetry
 from proxvi.distances import inverse_huber, kl, squared
+from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO
 from proxvi.inner_loop import proximity_inner_loop
 from proxvi.references import Reference, parameter_average, statistic_average
 from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
+from proxvi.svi import ProximitySVI
 from proxvi.transform import proximity, telemetry
 
 __version__ = _version("proxvi")
 
 __all__ = [
+    "AnnealedELBO",
+    "LeaveOneOutELBO",
     "Proximity",
+    "ProximitySVI",
     "Reference",
     "Telemetry",
+    "VimcoELBO",
     "entropy",
     "identity",
     "inverse_huber",

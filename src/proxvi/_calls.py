@@ -36,14 +36,15 @@ class Arguments(NamedTuple):
         named = [p for p in rest if p.kind is not inspect.Parameter.VAR_KEYWORD]
         arguments = cls(
             required=tuple(p.name for p in named if p.default is inspect.Parameter.empty),
-            optional=tuple(p.name for p in named if p.default is not inspect.Parameter.empty),
+            # a default of None says that `update` may fill it in; any other is the caller's own choice
+            optional=tuple(p.name for p in named if p.default is None),
             everything=len(named) < len(rest),
             example=dict(example or {}),
         )
-        unknown = set(arguments.example) - set(arguments.required) - set(arguments.optional)
+        unknown = set(arguments.example) - {p.name for p in named}
         if unknown and not arguments.everything:
             raise ValueError(
-                f"`example` may name only arguments of the statistic, {arguments.required + arguments.optional}, got "
+                f"`example` may name only arguments of the statistic, {[p.name for p in named]}, got "
                 f"{sorted(unknown)}; rename or drop them."
             )
         return arguments
@@ -64,7 +65,10 @@ class Arguments(NamedTuple):
                 f"{sorted(self.example)}; pass `example={{'{missing[0]}': ...}}` with an array or a "
                 "`jax.ShapeDtypeStruct`, or use `parameter_average`."
             )
-        return jax.eval_shape(statistic, params, **self.chosen(self.example))
+        chosen = self.chosen(self.example)
+        arrays = {name: value for name, value in chosen.items() if _is_arrays(value)}
+        rest = {name: value for name, value in chosen.items() if name not in arrays}
+        return jax.eval_shape(lambda p, arrays: statistic(p, **arrays, **rest), params, arrays)
 
     def bind(self, statistic: Callable[..., Any], params: Any, extra: Mapping[str, Any]) -> Callable[[Any], Any]:
         """The statistic as a function of parameters alone, in the dtypes of `params`.
@@ -81,9 +85,14 @@ class Arguments(NamedTuple):
         chosen = self.chosen(extra)
 
         def at(p: Any) -> Any:
-            return statistic(jax.tree.map(lambda x, like: x.astype(like.dtype), p, params), **chosen)
+            return statistic(jax.tree.map(lambda x, like: jnp.asarray(x, jnp.result_type(like)), p, params), **chosen)
 
         return at
+
+
+def _is_arrays(value: Any) -> bool:
+    """Whether a value is to be traced; flags and such are not."""
+    return all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value))
 
 
 def check_call(updates: Any, params: Any, extra: Mapping[str, Any], *, relative: bool) -> None:
@@ -120,7 +129,7 @@ def check_parameters(params: Any) -> None:
         )
     for path, leaf in named:
         dtype = getattr(leaf, "dtype", type(leaf))
-        if not jnp.issubdtype(dtype, jnp.floating):
+        if not hasattr(leaf, "dtype") or not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(
                 f"`params` must be real floating-point arrays, got {dtype} at "
                 f"{jax.tree_util.keystr(path) or 'the tree itself'}; keep the rest out with `optax.masked` or "

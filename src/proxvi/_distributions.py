@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
+from jax.scipy.special import gammaln
 from numpyro.distributions import transforms
 
 
@@ -29,18 +30,28 @@ def leaves_with_names(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path) or "the tree itself", leaf) for path, leaf in leaves]
 
 
-def average_over_batch(d: dist.Distribution, measure: Callable[[dist.Distribution], Array]) -> Array:
+def average_over_batch(
+    d: dist.Distribution, measure: Callable[[dist.Distribution], Array], *, keeps_event: bool = False
+) -> Array:
     """Average `measure` over the batch axes of `d`, keeping its latent axes.
 
     Args:
         d: a distribution, wrapped in Independent, masked and expanded layers in any order.
-        measure: called with the distribution inside the wrappers; its result begins with that one's batch axes.
+        measure: called with the distribution inside the wrappers; its result broadcasts to that one's batch axes.
+        keeps_event: whether the event axes of the distribution inside follow them.
 
     Returns:
         The mean over the batch axes. Elements that a mask leaves out do not count, so that a padded batch has the
         statistic of the batch without padding; a unit that is masked everywhere gives 0.
     """
-    value, mask = _unwrapped(d, measure)
+    value, mask, latent = _unwrapped(d, measure, keeps_event)
+    shape = d.batch_shape + latent
+    if jnp.broadcast_shapes(value.shape, shape) != shape:
+        raise ValueError(
+            f"the distribution that `q` is compared with must broadcast to the shape of `q`, got {value.shape} for "
+            f"{shape}; expand `q` or drop axes of the other."
+        )
+    value = jnp.broadcast_to(value, shape)
     axes = tuple(range(len(d.batch_shape)))
     if mask is None:
         return jnp.mean(value, axis=axes)
@@ -49,22 +60,25 @@ def average_over_batch(d: dist.Distribution, measure: Callable[[dist.Distributio
     return total / jnp.maximum(jnp.sum(mask, axis=axes), 1)
 
 
-def _unwrapped(d: dist.Distribution, measure: Callable[[dist.Distribution], Array]) -> tuple[Array, Array | None]:
-    """`measure` of the innermost distribution, shaped `d.batch_shape + latent axes`, and the mask that goes with it."""
+def _unwrapped(
+    d: dist.Distribution, measure: Callable[[dist.Distribution], Array], keeps_event: bool
+) -> tuple[Array, Array | None, tuple[int, ...]]:
+    """`measure` inside the wrappers, shaped `d.batch_shape + latent axes`; the mask with it; the latent axes."""
     match d:
         case dist.Independent():
-            return _unwrapped(d.base_dist, measure)
+            value, mask, latent = _unwrapped(d.base_dist, measure, keeps_event)
+            return value, mask, d.base_dist.batch_shape[len(d.batch_shape) :] + latent
         case dist.ExpandedDistribution():
-            value, mask = _unwrapped(d.base_dist, measure)
-            shape = d.batch_shape + value.shape[len(d.base_dist.batch_shape) :]
-            return jnp.broadcast_to(value, shape), mask
+            value, mask, latent = _unwrapped(d.base_dist, measure, keeps_event)
+            return jnp.broadcast_to(value, d.batch_shape + latent), mask, latent
         case dist.MaskedDistribution():
-            value, mask = _unwrapped(d.base_dist, measure)
+            value, mask, latent = _unwrapped(d.base_dist, measure, keeps_event)
             own = jnp.broadcast_to(d._mask, d.batch_shape)
-            own = jnp.expand_dims(own, tuple(range(len(d.batch_shape), value.ndim)))
-            return value, own if mask is None else own & mask
+            own = jnp.expand_dims(own, tuple(range(-len(latent), 0)))
+            return value, own if mask is None else own & mask, latent
         case _:
-            return jnp.asarray(measure(d)), None
+            latent = d.event_shape if keeps_event else ()
+            return jnp.asarray(measure(d)), None, latent
 
 
 def innermost(d: dist.Distribution) -> dist.Distribution:
@@ -81,6 +95,10 @@ def entropy(d: dist.Distribution, key: Array | None, num_samples: int) -> Array:
             "`q` must be spread out to have an entropy, got a Delta (a point mass); use a guide with a scale "
             "(AutoNormal for AutoDelta), or constrain `mean_variance`."
         )
+    if isinstance(d, _BERNOULLI):
+        return _bernoulli_entropy(jnp.asarray(d.logits))
+    if isinstance(d, _CATEGORICAL):
+        return _categorical_entropy(jnp.asarray(d.logits))
     try:
         if isinstance(d, dist.TransformedDistribution) and _has_linear_log_jacobian(d.transforms):
             return _transformed_entropy(d)
@@ -88,36 +106,37 @@ def entropy(d: dist.Distribution, key: Array | None, num_samples: int) -> Array:
     except NotImplementedError:
         pass
     if d.has_enumerate_support:
-        return _enumerate(d, lambda z: -_log_prob(d, z))
-    return expectation(d, lambda z: -_log_prob(d, z), key, num_samples, "entropy")
+        return _enumerate(d, lambda _, log_q: -log_q)
+    return expectation(d, lambda _, log_q: -log_q, key, num_samples, "entropy")
 
 
 def mean_and_variance(d: dist.Distribution, key: Array | None, num_samples: int) -> tuple[Array, Array]:
     """Mean `E[z]` and variance `E[(z − E[z])²]` of an unwrapped distribution, shaped as its batch and event."""
-    if isinstance(d, dist.Cauchy | dist.HalfCauchy):
+    if isinstance(d, dist.Cauchy | dist.HalfCauchy | dist.CategoricalLogits | dist.CategoricalProbs):
         raise TypeError(
-            f"`q` must have moments for `mean_variance`, got a {type(d).__name__}, whose integral diverges; "
-            "constrain `entropy` instead."
+            f"`q` must have moments for `mean_variance`, got a {type(d).__name__}, which has none; constrain `entropy` "
+            "instead."
         )
     try:
+        if isinstance(d, dist.TransformedDistribution) and all(
+            isinstance(t, transforms.AffineTransform) for t in d.transforms
+        ):
+            mean, variance = jnp.asarray(d.base_dist.mean), jnp.asarray(d.base_dist.variance)
+            for transform in d.transforms:
+                scale = transform.scale  # pyright: ignore[reportAttributeAccessIssue]
+                mean, variance = jnp.asarray(transform(mean)), variance * scale**2
+            return mean, variance
         return jnp.asarray(d.mean), jnp.asarray(d.variance)
     except NotImplementedError:
         pass
-    if isinstance(d, dist.TransformedDistribution) and all(
-        isinstance(t, transforms.AffineTransform) for t in d.transforms
-    ):
-        mean, variance = jnp.asarray(d.base_dist.mean), jnp.asarray(d.base_dist.variance)
-        for transform in d.transforms:
-            scale = transform.scale  # pyright: ignore[reportAttributeAccessIssue]
-            mean, variance = jnp.asarray(transform(mean)), variance * scale**2
-        return mean, variance
-    mean = expectation(d, lambda z: z, key, num_samples, "mean")
-    square = expectation(d, lambda z: (z - jax.lax.stop_gradient(mean)) ** 2, key, num_samples, "variance")
-    return mean, square
+    mean = expectation(d, lambda z, _: z, key, num_samples, "mean")
+    fixed = jax.lax.stop_gradient(mean)
+    square = expectation(d, lambda z, _: (z - fixed) ** 2, key, num_samples, "variance")
+    return mean, square * num_samples / (num_samples - 1)  # the mean is that of the same samples
 
 
 def kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_samples: int) -> Array:
-    """Divergence `KL(q ‖ p) = E_q[log q(z) − log p(z)]` of unwrapped distributions, shaped as the batch of `q`."""
+    """Divergence `KL(q ‖ p) = E_q[log q(z) − log p(z)]` of unwrapped distributions, their batches broadcast."""
     if isinstance(q, dist.Delta):
         raise TypeError(
             "`q` must be spread out to have a KL divergence, got a Delta (a point mass); use a guide with a scale "
@@ -128,13 +147,7 @@ def kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_sample
             f"`q` and the distribution it is compared with must have the same event shape, got {q.event_shape} and "
             f"{p.event_shape}; call `to_event` on both alike."
         )
-    divergence = _kl(q, p, key, num_samples)
-    if divergence.shape != q.batch_shape:
-        raise ValueError(
-            f"the distribution that `q` is compared with must broadcast to the shape of `q`, got "
-            f"{p.batch_shape} for {q.batch_shape}; expand `q` or drop axes of the other."
-        )
-    return divergence
+    return _kl(q, p, key, num_samples)
 
 
 def _kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_samples: int) -> Array:
@@ -150,18 +163,18 @@ def _kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_sampl
     except NotImplementedError:
         pass
     if q.has_enumerate_support:
-        return _enumerate(q, lambda z: _log_prob(q, z) - _log_prob(p, z))
-    return expectation(q, lambda z: _log_prob(q, z) - _log_prob(p, z), key, num_samples, "KL divergence")
+        return _enumerate(q, lambda z, log_q: log_q - _log_prob(p, z))
+    return expectation(q, lambda z, log_q: log_q - _log_prob(p, z), key, num_samples, "KL divergence")
 
 
 def expectation(
     d: dist.Distribution,
-    function: Callable[[Array], Array],
+    function: Callable[[Array, Array], Array],
     key: Array | None,
     num_samples: int,
     name: str,
 ) -> Array:
-    """Monte Carlo estimate of `E_d[h(z)]`, unbiased in value and in gradient.
+    """Monte Carlo estimate of `E_d[h(z, log q(z))]`, unbiased in value and in gradient.
 
     Where samples are differentiable the gradient is the pathwise one. Elsewhere (Poisson, negative binomial) the
     samples carry no gradient and the score function does,
@@ -174,13 +187,21 @@ def expectation(
             "pass `key=` for a Monte Carlo estimate (in an Optax chain: `lambda params, key: ...` and "
             "`update(..., key=key)`)."
         )
-    keys = jax.random.split(key, num_samples)
+
+    def draw(key: Array) -> tuple[Array, Array]:
+        # With the intermediates, as in NumPyro's ELBO: many flows cannot be inverted, or not accurately.
+        z, intermediates = d.sample_with_intermediates(key)
+        z = jnp.asarray(z)
+        if not d.has_rsample:
+            z, intermediates = jax.lax.stop_gradient(z), None
+        return z, jnp.asarray(d.log_prob(z, intermediates)) if intermediates else _log_prob(d, z)
+
     # One sample at a time under `vmap`, so that nothing relies on ranks being promoted.
+    samples, log_q = jax.vmap(draw)(jax.random.split(key, num_samples))
+    value = jax.vmap(function)(samples, log_q)
     if d.has_rsample:
-        return jnp.mean(jax.vmap(lambda k: function(jnp.asarray(d.rsample(k))))(keys), axis=0)
-    samples = jnp.asarray(jax.lax.stop_gradient(jax.vmap(d.sample)(keys)))
-    value = jnp.asarray(jax.vmap(function)(samples), dtype=jnp.result_type(float))
-    log_q = jnp.asarray(jax.vmap(d.log_prob)(samples))
+        return jnp.mean(value, axis=0)
+    value = value.astype(log_q.dtype)
     log_q = jnp.expand_dims(log_q, tuple(range(log_q.ndim, value.ndim)))
     others = (jnp.sum(value, axis=0, keepdims=True) - value) / (num_samples - 1)
     score = log_q - jax.lax.stop_gradient(log_q)  # 0, with the slope of log q
@@ -188,17 +209,36 @@ def expectation(
 
 
 def _log_prob(d: dist.Distribution, z: Array) -> Array:
+    if isinstance(d, dist.BinomialLogits):  # NumPyro's has the wrong slope at a logit of 0; see `_kl`
+        n, logits = jnp.asarray(d.total_count), jnp.asarray(d.logits)
+        log_choices = gammaln(n + 1.0) - gammaln(z + 1.0) - gammaln(n - z + 1.0)
+        return z * logits - n * jax.nn.softplus(logits) + log_choices
     return jnp.asarray(d.log_prob(z))
 
 
-def _enumerate(d: dist.Distribution, function: Callable[[Array], Array]) -> Array:
-    """`E_d[h(z)]` exactly, as a sum over the support; what has probability 0 adds 0, also where `h` is infinite."""
-    support = d.enumerate_support(expand=True)
-    probability = jnp.exp(jax.vmap(d.log_prob)(support))
-    return jnp.sum(probability * jnp.where(probability > 0, jax.vmap(function)(support), 0.0), axis=0)
+def _enumerate(d: dist.Distribution, function: Callable[[Array, Array], Array]) -> Array:
+    """`E_d[h(z, log q(z))]` exactly, as a sum over the support; what has probability 0 adds 0, whatever `h` is."""
+    support = jnp.asarray(d.enumerate_support(expand=True))
+    log_q = jax.vmap(lambda z: _log_prob(d, z))(support)
+    probability = jnp.exp(log_q)
+    return jnp.sum(probability * jnp.where(probability > 0, jax.vmap(function)(support, log_q), 0.0), axis=0)
+
+
+def _bernoulli_entropy(logits: Array) -> Array:
+    """`H = softplus(−|l|) + |l| σ(−|l|)`, exact for every logit; NumPyro's is NaN below −87 in float32."""
+    size = jnp.abs(logits)
+    return jax.nn.softplus(-size) + size * jax.nn.sigmoid(-size)
+
+
+def _categorical_entropy(logits: Array) -> Array:
+    """`H = −Σ p log p`, where a class may have probability 0."""
+    possible = jnp.isfinite(logits)
+    log_p = jnp.where(possible, jax.nn.log_softmax(logits), 0.0)
+    return -jnp.sum(jnp.where(possible, jnp.exp(log_p) * log_p, 0.0), axis=-1)
 
 
 _BERNOULLI = (dist.BernoulliLogits, dist.BernoulliProbs)
+_CATEGORICAL = (dist.CategoricalLogits, dist.CategoricalProbs)
 _AFFINE = (
     transforms.AffineTransform,
     transforms.IdentityTransform,

@@ -3,18 +3,17 @@
 Both doors share this. It knows nothing of Optax chains or of NumPyro models.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import optax
 from jax import Array
 
 from proxvi import _distributions
+from proxvi._checks import check_number
 from proxvi.distances import inverse_huber
 from proxvi.references import Reference, parameter_average
 
@@ -104,7 +103,9 @@ class Proximity:
                 f"`relative` must be True or False, got {self.relative!r}; True measures `magnitude` in units of "
                 "the first loss."
             )
-        _check_magnitude(self.magnitude(jnp.zeros((), jnp.int32)) if callable(self.magnitude) else self.magnitude)
+        first = self.magnitude(jnp.zeros((), jnp.int32)) if callable(self.magnitude) else self.magnitude
+        kind, remedy = "number, or an Optax schedule of numbers, finite and", "0 switches the constraint off"
+        check_number("magnitude", first, at_least=0.0, kind=kind, remedy=remedy)
 
     def init(self, params: Any, describe: Callable[[], Any]) -> ConstraintState:
         """Start at `params`; `describe()` gives the shapes and dtypes of the statistic, if the reference asks."""
@@ -124,9 +125,13 @@ class Proximity:
         first_loss = jnp.where((state.first_loss == 0.0) & jnp.isfinite(size), size, state.first_loss)
         return magnitude * first_loss, first_loss
 
-    def measure(self, state: ConstraintState, statistic: Callable[[Any], Any], params: Any) -> tuple[Array, Any]:
-        """The distance `d(f(λ̃_t), f(λ_t))`, differentiable in `params`, and the reference with `λ_t` taken in."""
-        value = statistic(params)
+    def measure(
+        self, state: ConstraintState, params: Any, value: Any, statistic: Callable[[Any], Any]
+    ) -> tuple[Array, Any]:
+        """The distance `d(f(λ̃_t), f(λ_t))`, differentiable in `value`, and the reference with `λ_t` taken in.
+
+        `value` is `f(λ_t)`; `statistic` evaluates `f` elsewhere, if the reference asks.
+        """
         seen = jax.lax.stop_gradient((params, value))
         reference, step = state.reference, state.step
         if self.reference.lagged:
@@ -171,22 +176,6 @@ def _norm(tree: Any) -> Array:
     # A dot product runs at memory speed on every backend, where a sum of squares does not on CPU.
     squares = [jnp.vdot(x, x, preferred_element_type=jnp.result_type(float)) for x in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, start=jnp.zeros(())))
-
-
-def _check_magnitude(magnitude: Any) -> None:
-    if isinstance(magnitude, jax.core.Tracer):  # a value under `vmap` or `jit` cannot be looked at; its shape can
-        if magnitude.shape != ():
-            raise ValueError(f"`magnitude` must be a scalar, got shape {magnitude.shape}; use `vmap` for several.")
-        return
-    try:
-        valid = not isinstance(magnitude, bool) and math.isfinite(magnitude) and magnitude >= 0.0
-    except TypeError:
-        valid = False
-    if not valid:
-        raise ValueError(
-            f"`magnitude` must be a finite number of at least 0, or an Optax schedule of such numbers, got "
-            f"{magnitude!r}; 0 switches the constraint off."
-        )
 
 
 def _check_statistic(value: Any) -> None:

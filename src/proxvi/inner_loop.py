@@ -1,6 +1,5 @@
 """Algorithm 1 of the paper: each step solved by an inner loop, as an Optax optimiser to compare Algorithm 2 with."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import optax
 from jax import Array
 
 from proxvi._calls import Arguments, check_call, check_parameters
+from proxvi._checks import check_number
 from proxvi.constraint import ConstraintState, Proximity, Telemetry, add, share
 
 __all__ = ["InnerLoopState", "proximity_inner_loop"]
@@ -33,6 +33,17 @@ class InnerLoopState(NamedTuple):
     residual: Array
 
 
+class _Inner(NamedTuple):
+    """What the inner loop carries: `λ' − λ_t`, `∇d` and `−ρU` there, `η/ρ`, and how far it is."""
+
+    step: Any
+    slope: Any
+    merit: Array
+    mix: Array
+    iteration: Array
+    change: Array
+
+
 def proximity_inner_loop(
     key: Array,
     learning_rate: optax.ScalarOrSchedule,
@@ -49,9 +60,9 @@ def proximity_inner_loop(
         U(λ') = ∇L(λ_t)ᵀ(λ' − λ_t) − ‖λ' − λ_t‖² / 2ρ − k_t · d(f(λ̃_t), f(λ'))        with L = ELBO
         λ' ← λ_t + noise,  then  λ' ← λ' + η ∇U(λ')  until it rests;  λ_{t+1} = λ'
 
-    It is a whole optimiser, not a link. With `k = 0` it is gradient descent. The paper's inner step is `η = ρ`, for
-    which the loop is the fixed-point iteration `λ' ← λ_t + ρ (∇L(λ_t) − k ∇d(λ'))`; it contracts while ρ k times the
-    curvature of `d ∘ f` is below 1, and a smaller `inner_learning_rate` makes it contract beyond that.
+    It is a whole optimiser, not a link. With `k = 0` it is gradient descent. The paper's inner step is `η = ρ`; a step
+    that lowers `U` is taken back and tried with half the `η`, without which the loop diverges where `d ∘ f` curves
+    by more than 1/ρk, and at every kink of the inverse Huber distance.
 
     Args:
         key: for the noise that each inner loop starts from.
@@ -59,7 +70,7 @@ def proximity_inner_loop(
         constraint: the constraint; its statistic is a function of the parameters, as for `proximity`. A reference with
             decay 0 is the iterate that the step starts from, `λ̃ = λ_t`.
         noise: standard deviation of the start around `λ_t`.
-        inner_learning_rate: `η`; None takes `ρ`.
+        inner_learning_rate: `η` to begin with, `ρ` at most; None takes `ρ`.
         tolerance: the loop ends when no parameter changes by more than this.
         max_iterations: of the inner loop.
         example: as for `proximity`.
@@ -86,12 +97,12 @@ def proximity_inner_loop(
         raise TypeError(
             f"`constraint` must be a Proximity, got {constraint!r}; write `Proximity(statistic, magnitude=...)`."
         )
-    _check_real("noise", noise, at_least=0.0, remedy="0 starts at the current parameters")
-    _check_real("tolerance", tolerance, at_least=0.0, remedy="0 runs until nothing moves, or the cap")
+    check_number("noise", noise, at_least=0.0, remedy="0 starts at the current parameters")
+    check_number("tolerance", tolerance, at_least=0.0, remedy="0 runs until nothing moves, or the cap")
     if not callable(learning_rate):
-        _check_real("learning_rate", learning_rate, above=0.0, remedy="1e-3 is the paper's")
+        check_number("learning_rate", learning_rate, above=0.0, remedy="1e-3 is the paper's")
     if inner_learning_rate is not None:
-        _check_real("inner_learning_rate", inner_learning_rate, above=0.0, remedy="None takes the learning rate")
+        check_number("inner_learning_rate", inner_learning_rate, above=0.0, remedy="None takes the learning rate")
     if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
         raise ValueError(
             f"`max_iterations` must be an integer of at least 1, got {max_iterations!r}; 1 is one gradient step."
@@ -102,7 +113,7 @@ def proximity_inner_loop(
         check_parameters(params)
         return InnerLoopState(
             constraint.init(params, lambda: arguments.describe(constraint.statistic, params)),
-            key,
+            jnp.array(key, copy=True),  # so that a loop may donate the state
             Telemetry.zeros(),
             jnp.zeros((), jnp.int32),
             jnp.zeros(()),
@@ -120,45 +131,57 @@ def proximity_inner_loop(
         target = constraint.reference.read(reference, at, value, after.step)
 
         rate: Any = learning_rate(before.step) if callable(learning_rate) else learning_rate
-        mix = 1.0 if inner_learning_rate is None else inner_learning_rate / rate
+        largest: Any = 1.0 if inner_learning_rate is None else jnp.minimum(inner_learning_rate / rate, 1.0)
 
         def apart(step: Any) -> Array:
             return constraint.apart(target, at(optax.apply_updates(params, step)))
 
-        def iterate(carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
-            step, iteration, _ = carry
-            pull = add(updates, magnitude, jax.grad(apart)(step))
-            # step + η ∇U = (1 − η/ρ) step − (η/ρ) ρ (∇(−L) + k ∇d): exactly −ρ∇(−L) where k = 0 and η = ρ
-            moved = jax.tree.map(lambda s, g: ((1.0 - mix) * s + mix * (-rate * g)).astype(s.dtype), step, pull)
-            change = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), moved, step))
-            return moved, iteration + 1, change.astype(state.residual.dtype)
+        def merit(step: Any, distance: Array) -> Array:
+            """−ρ U, to be minimised; the factor ρ keeps it finite where a schedule starts at 0."""
+            linear, square = optax.tree.vdot(updates, step), optax.tree.vdot(step, step)
+            return rate * linear + 0.5 * square + rate * jnp.where(magnitude == 0.0, 0.0, magnitude * distance)
 
-        def unfinished(carry: tuple[Any, Array, Array]) -> Array:
-            _, iteration, change = carry
-            return (iteration < max_iterations) & (change > tolerance)
+        def iterate(carry: _Inner) -> _Inner:
+            pull = add(updates, magnitude, carry.slope)
+            # step + η ∇U = (1 − η/ρ) step − (η/ρ) ρ (∇(−L) + k ∇d): exactly −ρ∇(−L) where k = 0 and η = ρ
+            mix = carry.mix
+            moved = jax.tree.map(lambda s, g: ((1.0 - mix) * s + mix * (-rate * g)).astype(s.dtype), carry.step, pull)
+            distance, slope = jax.value_and_grad(apart)(moved)
+            after = merit(moved, distance)
+            change = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), moved, carry.step))
+            # A step that overshoots (at a kink of the distance it always does) is taken back and halved.
+            better = after <= carry.merit
+            step, slope = jax.tree.map(
+                lambda new, old: jnp.where(better, new, old), (moved, slope), (carry.step, carry.slope)
+            )
+            return _Inner(
+                step,
+                slope,
+                jnp.where(better, after, carry.merit),
+                jnp.where(better, mix, 0.5 * mix),
+                carry.iteration + 1,
+                change.astype(carry.change.dtype),
+            )
+
+        def unfinished(carry: _Inner) -> Array:
+            return (carry.iteration < max_iterations) & (carry.change > tolerance)
 
         next_key, noise_key = jax.random.split(state.key)
         start = jax.tree.map(lambda n: noise * n, optax.tree.random_like(noise_key, params, jax.random.normal))
-        infinite = jnp.full_like(state.residual, jnp.inf)
-        step, iterations, residual = jax.lax.while_loop(
-            unfinished, iterate, (start, jnp.zeros((), jnp.int32), infinite)
+        distance, slope = jax.value_and_grad(apart)(start)
+        ended = jax.lax.while_loop(
+            unfinished,
+            iterate,
+            _Inner(
+                start,
+                slope,
+                merit(start, distance),
+                jnp.asarray(largest, magnitude.dtype),
+                jnp.zeros((), jnp.int32),
+                jnp.full_like(state.residual, jnp.inf),
+            ),
         )
-        distance, slope = jax.value_and_grad(apart)(step)
-        report = Telemetry(distance, magnitude, share(updates, magnitude, slope))
-        return step, InnerLoopState(after, next_key, report, iterations, residual)
+        report = Telemetry(apart(ended.step), magnitude, share(updates, magnitude, ended.slope))
+        return ended.step, InnerLoopState(after, next_key, report, ended.iteration, ended.change)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_real(
-    name: str, value: Any, *, at_least: float | None = None, above: float | None = None, remedy: str
-) -> None:
-    bound = f"of at least {at_least:g}" if at_least is not None else f"above {above:g}"
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or (at_least is not None and value < at_least)
-        or (above is not None and value <= above)
-    ):
-        raise ValueError(f"`{name}` must be a finite number {bound}, got {value!r}; {remedy}.")

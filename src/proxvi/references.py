@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from proxvi._checks import check_number
+
 __all__ = ["Reference", "parameter_average", "statistic_average"]
 
 
@@ -50,7 +52,8 @@ def parameter_average(decay: float = 0.9999) -> Reference:
     statistic reads, wrap the constraint in `optax.masked`.
 
     Args:
-        decay: `α` in [0, 1). At 0 the constraint keeps close to the previous step.
+        decay: `α` in [0, 1). The average holds the current iterate with weight 1 − α, as in the paper, so a small `α`
+            is a weak constraint; 0 alone means the previous step.
 
     Returns:
         The reference, for `proximity(..., reference=...)`.
@@ -58,7 +61,7 @@ def parameter_average(decay: float = 0.9999) -> Reference:
     Example:
         >>> reference = parameter_average(0.99)
     """
-    decay = _checked_decay(decay)
+    _check_decay(decay)
 
     def init(params: Any, _describe: Callable[[], Any]) -> Any:
         # A copy, so that a loop may donate the buffers of the parameters and of the state together.
@@ -80,10 +83,11 @@ def statistic_average(decay: float = 0.9999) -> Reference:
         f̃_t = Σ_{i ≤ t} α^{t−i} f(λ_i) / Σ_{i ≤ t} α^{t−i}
 
     It needs no copy of the parameters and no second forward pass. With a statistic of the batch, each value is that of
-    its own batch.
+    its own batch. A statistic that is not finite stays in the average: wrap the whole chain in `optax.apply_if_finite`.
 
     Args:
-        decay: `α` in [0, 1). At 0 the constraint keeps close to the previous step.
+        decay: `α` in [0, 1). The average holds the current iterate with weight 1 − α, as in the paper, so a small `α`
+            is a weak constraint; 0 alone means the previous step.
 
     Returns:
         The reference, for `proximity(..., reference=...)`.
@@ -91,7 +95,7 @@ def statistic_average(decay: float = 0.9999) -> Reference:
     Example:
         >>> reference = statistic_average(0.99)
     """
-    decay = _checked_decay(decay)
+    _check_decay(decay)
     log_decay = math.log(decay) if decay else -math.inf
 
     def init(_params: Any, describe: Callable[[], Any]) -> Any:
@@ -143,10 +147,6 @@ def _wide(leaf: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
-def _checked_decay(decay: float) -> float:
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
-        raise ValueError(
-            f"`decay` must be a number in [0, 1), got {decay!r}; 0 keeps close to the previous step, 0.9999 to an "
-            "average over about 10,000."
-        )
-    return float(decay)
+def _check_decay(decay: float) -> None:
+    remedy = "0 keeps close to the previous step, 0.9999 to an average over about 10,000"
+    check_number("decay", decay, at_least=0.0, below=1.0, kind="number", remedy=remedy)

@@ -74,7 +74,7 @@ def mean_variance(q: Any, *, key: Array | None = None, num_samples: int = 32) ->
     def moments(d: dist.Distribution, k: Array | None) -> tuple[Array, Array]:
         def moment(index: int) -> Array:
             return _distributions.average_over_batch(
-                d, lambda base: _distributions.mean_and_variance(base, k, num_samples)[index]
+                d, lambda base: _distributions.mean_and_variance(base, k, num_samples)[index], keeps_event=True
             )
 
         return moment(0), moment(1)
@@ -87,7 +87,7 @@ def kl_to_prior(q: Any, prior: Any, *, total: bool = False, key: Array | None = 
 
         f(λ) = KL(q(z; λ) ‖ p(z))
 
-    No gradient reaches the prior: the constraint is on `q` alone.
+    It is a statistic, not the KL term of an ELBO: the batch is averaged, and no gradient reaches the prior.
 
     Args:
         q: a distribution or a tree of distributions.
@@ -216,7 +216,7 @@ def _each(
             raise TypeError(
                 f"`{name}` measures distributions, got {type(leaf).__name__} at {leaf_name}; build the distribution "
                 "from the parameters first, for example `lambda params: "
-                f"{name}(dist.Normal(params['loc'], params['scale']))`."
+                f"{name}(dist.Normal(params['loc'], params['scale']).to_event(1))`."
             )
     keys = [None] * len(named) if key is None else list(jax.random.split(key, len(named)))
     values = [function(leaf, k) for (_, leaf), k in zip(named, keys, strict=True)]

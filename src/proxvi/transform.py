@@ -64,7 +64,7 @@ def proximity(
         >>> import jax, jax.numpy as jnp, numpyro.distributions as dist, optax, proxvi
         >>> optimizer = optax.chain(
         ...     proxvi.proximity(
-        ...         lambda params: proxvi.entropy(dist.Bernoulli(logits=params)),
+        ...         lambda params: proxvi.entropy(dist.Bernoulli(logits=params).to_event(1)),
         ...         magnitude=optax.exponential_decay(1.0, 1_000, 1e-10),
         ...     ),
         ...     optax.adam(0.1),
@@ -91,7 +91,7 @@ def proximity(
         at = arguments.bind(statistic, params, extra)
         magnitude, first_loss = constraint.strength(state.constraint, extra.get("value"))
         (apart, reference), slope = jax.value_and_grad(
-            lambda p: constraint.measure(state.constraint, at, p), has_aux=True
+            lambda p: constraint.measure(state.constraint, p, at(p), at), has_aux=True
         )(params)
         after = constraint.advance(state.constraint, first_loss, reference)
         measured = jax.lax.cond(

@@ -1,0 +1,304 @@
+"""Gradient estimators that NumPyro lacks, as NumPyro `ELBO` classes.
+
+They are for guides whose samples carry no gradient (discrete latents): leave-one-out score function, VIMCO, and
+deterministic annealing around another estimator.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array
+from jax.scipy.special import logsumexp
+from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO
+from numpyro.infer.util import get_importance_trace
+from numpyro.util import check_model_guide_match
+
+from proxvi._checks import check_number
+
+__all__ = ["AnnealedELBO", "LeaveOneOutELBO", "VimcoELBO"]
+
+Observe = Callable[[dict[str, Any], dict[str, Any], Array], Any]
+
+
+class _Term(NamedTuple):
+    """One site's log probability, summed over all axes but those of its plates."""
+
+    log_prob: Array  # times `scale`
+    plates: dict[int, float]  # axis from the right: weight of an element, above 1 where the plate is subsampled
+    scale: Any = 1.0  # of the log probability: that of the plates, and of any handler around the site
+    is_latent_of_guide: bool = False
+    has_rsample: bool = True
+    sign: float = 1.0
+
+
+class _MultiParticleELBO(ELBO):
+    """What the estimators below share: particles under `vmap`, and the guide's sites shown to whoever asks."""
+
+    can_infer_discrete = True
+
+    def __init__(self, num_particles: int = 5, vectorize_particles: Any = True) -> None:
+        if isinstance(num_particles, bool) or not isinstance(num_particles, int) or num_particles < 2:
+            raise ValueError(
+                f"`num_particles` must be an integer of at least 2, got {num_particles!r}; each particle's baseline "
+                "comes from the others."
+            )
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Array:
+        """Return the negative bound, whose gradient is the estimator's."""
+        return self.loss_and_observed(rng_key, param_map, model, guide, args, kwargs)[0]
+
+    def loss_and_observed(
+        self,
+        rng_key: Any,
+        param_map: dict[str, Any],
+        model: Any,
+        guide: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Observe | None = None,
+    ) -> tuple[Array, Any]:
+        """The loss, and `observe(guide_trace, model_trace, key)` averaged over the same particles."""
+        plates = self.draw_plates(rng_key, param_map, model, guide, args, kwargs)
+        model, guide = (numpyro.handlers.substitute(f, data=plates) for f in (model, guide))
+
+        def particle(key: Array) -> tuple[Any, Any]:
+            model_key, guide_key = jax.random.split(key)
+            model_trace, guide_trace = get_importance_trace(
+                numpyro.handlers.seed(model, model_key),
+                numpyro.handlers.seed(guide, guide_key),
+                args,
+                kwargs,
+                param_map,
+            )
+            check_model_guide_match(model_trace, guide_trace)
+            seen = None if observe is None else observe(guide_trace, model_trace, key)
+            return self._particle(_terms(model_trace, guide_trace)), seen
+
+        keys = jax.random.split(rng_key, self.num_particles)
+        particles, seen = self.vectorize_particles_fn(particle, keys)
+        return -self._bound(particles), jax.tree.map(partial(jnp.mean, axis=0), seen)
+
+    def draw_plates(
+        self,
+        rng_key: Any,
+        param_map: dict[str, Any],
+        model: Any,
+        guide: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The indices of the subsampled plates, which all particles share: they must be particles of the same data."""
+        model_key, guide_key = jax.random.split(rng_key)
+        model, guide = numpyro.handlers.seed(model, model_key), numpyro.handlers.seed(guide, guide_key)
+        traces = get_importance_trace(model, guide, args, kwargs, param_map)
+        return {
+            name: site["value"]
+            for trace in traces
+            for name, site in trace.items()
+            if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0])
+        }
+
+    def _particle(self, terms: list[_Term]) -> Any:
+        raise NotImplementedError
+
+    def _bound(self, particles: Any) -> Array:
+        raise NotImplementedError
+
+
+class LeaveOneOutELBO(_MultiParticleELBO):
+    """ELBO whose score-function gradient takes each particle's baseline from the other particles.
+
+        ∇ELBO ≈ 1/S Σ_s Σ_z (c_z^s − mean_{r ≠ s} c_z^r) ∇log q(z^s) + (pathwise gradient of the rest)
+
+    `c_z` is `log p − log q` summed over what can depend on `z`: within a plate, each element has its own cost and its
+    own baseline, so a data point does not carry the noise of the others. Sites with differentiable samples take the
+    pathwise gradient. This is the estimator of the paper's experiments (Mnih & Rezende 2016).
+
+    Args:
+        num_particles: `S`, at least 2.
+        vectorize_particles: as in NumPyro.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> def model(x):
+        ...     z = numpyro.sample("z", dist.Bernoulli(0.5))
+        ...     numpyro.sample("x", dist.Normal(3.0 * z, 1.0), obs=x)
+        >>> def guide(x):
+        ...     numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("logit", 0.1)))
+        >>> svi = SVI(model, guide, numpyro.optim.Adam(0.1), LeaveOneOutELBO(num_particles=5))
+        >>> result = svi.run(jax.random.key(0), 500, 3.0, progress_bar=False)
+        >>> bool(jax.nn.sigmoid(result.params["logit"]) > 0.95)
+        True
+    """
+
+    def _particle(self, terms: list[_Term]) -> tuple[Array, list[tuple[Array, Array]]]:
+        elbo = sum((jnp.sum(term.sign * _without_score(term)) for term in terms), start=jnp.zeros(()))
+        sites = []
+        for site in terms:
+            if site.is_latent_of_guide and not site.has_rsample:
+                cost = sum(_sum_to(site.plates, term.sign * term.log_prob, term.plates) for term in terms)
+                sites.append((_unscaled(site), jnp.asarray(cost)))
+        return elbo, sites
+
+    def _bound(self, particles: tuple[Array, list[tuple[Array, Array]]]) -> Array:
+        elbos, sites = particles
+        surrogate = jnp.zeros(())
+        for log_q, cost in sites:
+            others = (jnp.sum(cost, axis=0, keepdims=True) - cost) / (self.num_particles - 1)
+            signal = jax.lax.stop_gradient(cost - others)
+            surrogate = surrogate + jnp.sum(_slope_only(log_q) * signal) / self.num_particles
+        return jnp.mean(elbos) + surrogate
+
+
+class VimcoELBO(_MultiParticleELBO):
+    """Multi-sample bound with the VIMCO gradient (Mnih & Rezende 2016).
+
+        L_S = E[log 1/S Σ_s w_s],    w = p(x, z) / q(z),    ELBO ≤ L_S ≤ log p(x)
+        ∇L_S ≈ Σ_s (L_S − L_S^{−s}) ∇log q(z^s) + Σ_s (w_s / Σ_r w_r) ∇log w_s
+
+    `L_S^{−s}` is the bound with `w_s` replaced by the geometric mean of the others. Plates that hold every site are
+    taken apart: each of their elements has a bound of its own, and the loss is minus their sum.
+
+    Args:
+        num_particles: `S`, at least 2.
+        vectorize_particles: as in NumPyro.
+
+    Example:
+        >>> VimcoELBO(num_particles=5).num_particles
+        5
+    """
+
+    def _particle(self, terms: list[_Term]) -> tuple[Array, Array, Array]:
+        shared = dict(set.intersection(*(set(term.plates.items()) for term in terms)))
+        for term in terms:
+            extra = {axis: scale for axis, scale in term.plates.items() if axis not in shared and scale != 1.0}
+            if extra:
+                raise ValueError(
+                    f"`VimcoELBO` needs subsampled plates to hold every site, got a subsampled plate at axis "
+                    f"{min(extra)} that does not; put all sites into it, or use `LeaveOneOutELBO`."
+                )
+        scale = 1.0
+        for factor in shared.values():
+            scale = scale * factor
+        log_weight = sum(_sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms) / scale
+        scores = [
+            _sum_to(shared, _slope_only(_unscaled(term)), term.plates)
+            for term in terms
+            if term.is_latent_of_guide and not term.has_rsample
+        ]
+        return jnp.asarray(log_weight), jnp.asarray(sum(scores, start=jnp.zeros(()))), jnp.asarray(scale)
+
+    def _bound(self, particles: tuple[Array, Array, Array]) -> Array:
+        log_weights, score, scales = particles
+        count = self.num_particles
+        bound = logsumexp(log_weights, axis=0, keepdims=True) - jnp.log(count)
+        fixed = jax.lax.stop_gradient(log_weights)
+        others = (jnp.sum(fixed, axis=0, keepdims=True) - fixed) / (count - 1)
+        # row s: the weights with w_s replaced by the geometric mean of the others
+        replaced = jnp.where(
+            jnp.eye(count, dtype=bool).reshape((count, count) + (1,) * (fixed.ndim - 1)), others[:, None], fixed[None]
+        )
+        without = logsumexp(replaced, axis=1) - jnp.log(count)
+        signal = jax.lax.stop_gradient(bound) - without
+        surrogate = jnp.sum(jnp.broadcast_to(score, signal.shape) * signal)
+        return scales[0] * (jnp.sum(bound) + surrogate)
+
+
+class AnnealedELBO(ELBO):
+    """Deterministic annealing: a temperature on `log q` that falls to 1, the paper's baseline.
+
+        ELBO_t = E[log p(x, z) − max(1, k_t) · log q(z)]
+
+    `ProximitySVI` tells it the step; `evaluate` (and any use outside of `ProximitySVI`) is the untempered ELBO.
+
+    Args:
+        elbo: the estimator to temper: `LeaveOneOutELBO`, `Trace_ELBO` or `TraceGraph_ELBO`.
+        temperature: `k`, an Optax schedule of the step or a number.
+        relative: whether `temperature` is in units of the first loss, `|ELBO_0|`, as in the paper.
+
+    Example:
+        >>> import optax
+        >>> annealed = AnnealedELBO(LeaveOneOutELBO(5), optax.exponential_decay(1.0, 10_000, 1e-10))
+        >>> annealed.num_particles
+        5
+    """
+
+    can_infer_discrete = True
+
+    def __init__(self, elbo: ELBO, temperature: Any, *, relative: bool = True) -> None:
+        if not isinstance(elbo, LeaveOneOutELBO | TraceGraph_ELBO) and type(elbo) is not Trace_ELBO:
+            raise TypeError(
+                f"`elbo` must be one that samples `log q`: LeaveOneOutELBO, Trace_ELBO or TraceGraph_ELBO, got "
+                f"{type(elbo).__name__}, whose `log q` a temperature does not reach."
+            )
+        first = temperature(jnp.zeros((), jnp.int32)) if callable(temperature) else temperature
+        check_number("temperature", first, at_least=0.0, remedy="below 1 it counts as 1, which is no annealing")
+        super().__init__(elbo.num_particles, elbo.vectorize_particles)
+        self.elbo = elbo
+        self.temperature = temperature
+        self.relative = relative
+        self.can_infer_discrete = elbo.can_infer_discrete
+
+    def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return minus the untempered ELBO."""
+        return self.elbo.loss(rng_key, param_map, model, guide, *args, **kwargs)
+
+    def tempered(self, guide: Any, step: Array, first_loss: Array) -> Any:
+        """The guide at `step`, its log density multiplied by the temperature."""
+        temperature: Any = self.temperature(step) if callable(self.temperature) else self.temperature
+        if self.relative:
+            temperature = temperature * first_loss
+        return numpyro.handlers.scale(guide, scale=jnp.maximum(1.0, temperature))
+
+
+def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Term]:
+    terms = []
+    for sign, trace in ((1.0, model_trace), (-1.0, guide_trace)):
+        for site in trace.values():
+            if site["type"] != "sample":
+                continue
+            plates = {frame.dim: 1.0 for frame in site["cond_indep_stack"]}
+            for frame in site["cond_indep_stack"]:
+                plate = trace[frame.name]
+                size, subsample = plate["args"]
+                plates[frame.dim] = 1.0 if subsample is None else size / subsample
+            log_prob = jnp.asarray(site["log_prob"])
+            terms.append(
+                _Term(
+                    _sum_to(plates, log_prob, dict.fromkeys(range(-log_prob.ndim, 0), 1.0)),
+                    plates,
+                    1.0 if site["scale"] is None else site["scale"],
+                    is_latent_of_guide=sign < 0 and not site["is_observed"],
+                    has_rsample=site["fn"].has_rsample,
+                    sign=sign,
+                )
+            )
+    return terms
+
+
+def _sum_to(target: dict[int, float], value: Array, axes: dict[int, float]) -> Array:
+    """Sum over the plates that are in `axes` and not in `target`, keeping the rank: axes count from the right."""
+    value = jnp.asarray(value)
+    gone = tuple(axis for axis in axes if axis not in target and -axis <= value.ndim)
+    return jnp.sum(value, axis=gone, keepdims=True)
+
+
+def _unscaled(term: _Term) -> Array:
+    """`log q` of one element, without the weight of those that were not drawn, and without a temperature."""
+    return term.log_prob / term.scale
+
+
+def _without_score(term: _Term) -> Array:
+    """Drop `∇log q` where samples carry no gradient: its mean is 0, so it is only noise."""
+    return jax.lax.stop_gradient(term.log_prob) if term.is_latent_of_guide and not term.has_rsample else term.log_prob
+
+
+def _slope_only(log_prob: Array) -> Array:
+    """0, with the slope of `log_prob`."""
+    return log_prob - jax.lax.stop_gradient(log_prob)
