@@ -88,3 +88,11 @@ def test_first_code_block_of_the_readme_prints_what_it_says(capsys: pytest.Captu
     numbers = [[float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", lines)] for lines in (printed, promised)]
     assert re.sub(r"[-\d.]+", "#", printed) == re.sub(r"[-\d.]+", "#", promised)
     assert numbers[0] == pytest.approx(numbers[1], abs=1.0)  # the last digit may differ from machine to machine
+
+
+def test_further_code_blocks_of_the_readme_run() -> None:
+    first, *others = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert first
+    assert others
+    for block in others:
+        exec(block, {})

@@ -4,8 +4,6 @@ They are for guides whose samples carry no gradient (discrete latents): leave-on
 deterministic annealing around another estimator.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +19,6 @@ from proxvi._checks import check_number
 
 __all__ = ["AnnealedELBO", "LeaveOneOutELBO", "VimcoELBO"]
 
-Observe = Callable[[dict[str, Any], dict[str, Any], Array], Any]
-
 
 class _Term(NamedTuple):
     """One site's log probability, summed over all axes but those of its plates."""
@@ -36,7 +32,7 @@ class _Term(NamedTuple):
 
 
 class _MultiParticleELBO(ELBO):
-    """What the estimators below share: particles under `vmap`, and the guide's sites shown to whoever asks."""
+    """What the estimators below share: particles that are independent but for the data that they see."""
 
     can_infer_discrete = True
 
@@ -50,23 +46,10 @@ class _MultiParticleELBO(ELBO):
 
     def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Array:
         """Return the negative bound, whose gradient is the estimator's."""
-        return self.loss_and_observed(rng_key, param_map, model, guide, args, kwargs)[0]
-
-    def loss_and_observed(
-        self,
-        rng_key: Any,
-        param_map: dict[str, Any],
-        model: Any,
-        guide: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        observe: Observe | None = None,
-    ) -> tuple[Array, Any]:
-        """The loss, and `observe(guide_trace, model_trace, key)` averaged over the same particles."""
         plates = self.draw_plates(rng_key, param_map, model, guide, args, kwargs)
         model, guide = (numpyro.handlers.substitute(f, data=plates) for f in (model, guide))
 
-        def particle(key: Array) -> tuple[Any, Any]:
+        def particle(key: Array) -> Any:
             model_key, guide_key = jax.random.split(key)
             model_trace, guide_trace = get_importance_trace(
                 numpyro.handlers.seed(model, model_key),
@@ -76,12 +59,10 @@ class _MultiParticleELBO(ELBO):
                 param_map,
             )
             check_model_guide_match(model_trace, guide_trace)
-            seen = None if observe is None else observe(guide_trace, model_trace, key)
-            return self._particle(_terms(model_trace, guide_trace)), seen
+            return self._particle(_terms(model_trace, guide_trace))
 
         keys = jax.random.split(rng_key, self.num_particles)
-        particles, seen = self.vectorize_particles_fn(particle, keys)
-        return -self._bound(particles), jax.tree.map(partial(jnp.mean, axis=0), seen)
+        return -self._bound(self.vectorize_particles_fn(particle, keys))
 
     def draw_plates(
         self,

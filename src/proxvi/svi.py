@@ -1,22 +1,25 @@
 """Door 2: NumPyro's SVI with a proximity constraint."""
 
+import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import tqdm
 from jax import Array
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.svi import SVIRunResult
 from numpyro.optim import Minimize
 
 from proxvi import _distributions
 from proxvi._calls import Arguments
 from proxvi.constraint import Proximity, Telemetry, share
-from proxvi.estimators import AnnealedELBO, _MultiParticleELBO
+from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO, _MultiParticleELBO
 from proxvi.transform import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState", "Skipped"]
@@ -72,15 +75,15 @@ class ProximitySVI(SVI):
     distributions at the same sites, so `kl_to_prior` works as it is), `params` (the guide's, for `orthogonal`) and
     `key` (for Monte Carlo estimates). Choose a site by `lambda q: entropy(q["z"])`.
 
-    `losses` and `evaluate` are the true −ELBO, never the penalised one. A step whose loss or gradient is not finite
-    leaves parameters, optimiser and references as they were and is counted; `run` stops with an error after
-    `max_skipped_in_a_row` of them.
+    `losses` and `evaluate` are the true −ELBO, never the penalised one. In `run` and `stable_update` a step whose loss
+    or gradient is not finite leaves parameters, optimiser and references as they were and is counted; `run` stops with
+    an error after `max_skipped_in_a_row` of them.
 
     Args:
         model: as in NumPyro.
         guide: as in NumPyro.
         optim: a NumPyro or an Optax optimiser.
-        loss: a NumPyro `ELBO`. With proxvi's own estimators the statistic is read off the same run of the guide.
+        loss: a NumPyro `ELBO`.
         proximity: one constraint, or several. None of them, `()`, is plain SVI, or annealing with an `AnnealedELBO`.
         static_kwargs: as in NumPyro.
 
@@ -121,6 +124,8 @@ class ProximitySVI(SVI):
                 "use an Optax optimiser."
             )
         self.constraints = tuple(constraints)
+        # A magnitude that is the number 0 switches a constraint off: the step compiles to NumPyro's own, bit for bit.
+        self._active = [i for i, c in enumerate(self.constraints) if not _is_zero(c.magnitude)]
         self._estimator = loss.elbo if isinstance(loss, AnnealedELBO) else loss
         self._arguments = tuple(Arguments.of(c.statistic, None) for c in self.constraints)
         for arguments in self._arguments:
@@ -157,7 +162,39 @@ class ProximitySVI(SVI):
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> tuple[ProximitySVIState, Array]:
-        """Take one step, unless it is not finite; signature as in NumPyro."""
+        """Take one step, finite or not, as NumPyro's does; signature as in NumPyro."""
+        loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
+        return state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss)), loss
+
+    def stable_update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
+    ) -> tuple[ProximitySVIState, Array]:
+        """Take one step, unless its loss or gradient is not finite: then all stays as it was, and it is counted."""
+        loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
+        finite = jnp.stack([_is_finite(grads[name]) for name in sorted(grads)])
+        good = jnp.all(finite) & jnp.isfinite(loss)
+        optim_state = jax.lax.cond(
+            good,
+            lambda: self.optim.update(grads, svi_state.optim_state, value=loss),
+            lambda: svi_state.optim_state,
+        )
+        mutable_state, constraints = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old),
+            (state.mutable_state, state.constraints),
+            (svi_state.mutable_state, svi_state.constraints),
+        )
+        state = state._replace(
+            optim_state=optim_state,
+            mutable_state=mutable_state,
+            constraints=constraints,
+            skipped=_counted(svi_state, good, finite),
+        )
+        return state, loss
+
+    def _gradient(
+        self, svi_state: Any, args: Any, kwargs: Any, forward_mode_differentiation: bool
+    ) -> tuple[Array, Any, ProximitySVIState]:
+        """The true loss, the gradient of the penalised one, and the next state but for the optimiser's."""
         rng_key, step_key = jax.random.split(svi_state.rng_key)
         params = self.optim.get_params(svi_state.optim_state)
 
@@ -172,28 +209,7 @@ class ProximitySVI(SVI):
             (_, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         loss, mutable_state, constraints = aux
         constraints = self._with_shares(constraints, grads, params, svi_state, step_key, args, kwargs)
-
-        finite = jnp.stack([_is_finite(grads[name]) for name in sorted(grads)])
-        good = jnp.all(finite) & jnp.isfinite(loss)
-        optim_state = jax.lax.cond(
-            good,
-            lambda: self.optim.update(grads, svi_state.optim_state, value=loss),
-            lambda: svi_state.optim_state,
-        )
-        mutable_state, constraints = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old),
-            (mutable_state, constraints),
-            (svi_state.mutable_state, svi_state.constraints),
-        )
-        skipped = _counted(svi_state, good, finite)
-        state = ProximitySVIState(optim_state, mutable_state, rng_key, constraints, skipped, svi_state.first_loss)
-        return state, loss
-
-    def stable_update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
-    ) -> tuple[ProximitySVIState, Array]:
-        """Do as `update`, which is stable already; kept for NumPyro's sake."""
-        return self.update(svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
+        return loss, grads, svi_state._replace(mutable_state=mutable_state, rng_key=rng_key, constraints=constraints)
 
     def run(
         self,
@@ -209,34 +225,39 @@ class ProximitySVI(SVI):
     ) -> SVIRunResult:
         """Run `num_steps` steps in compiled chunks; signature and result as in NumPyro.
 
+        A chunk in which something was not finite is run again from its start with `stable_update`, so nothing that is
+        not finite gets into the result, and the others cost nothing. `stable_update=True` guards every chunk.
+
         Raises:
             FloatingPointError: after `max_skipped_in_a_row` steps in a row that were not finite.
         """
-        del stable_update  # every update is
         if num_steps < 1:
             raise ValueError(f"`num_steps` must be a positive integer, got {num_steps}; one is one step.")
         state = init_state
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
 
-        @jax.jit(static_argnums=1)
-        def chunk(state: Any, length: int) -> tuple[Any, Array]:
-            def body(state: Any, _: None) -> tuple[Any, Array]:
-                return self.update(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
+        def step(state: Any, _: None) -> tuple[Any, Array]:
+            return self.update(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
 
-            return jax.lax.scan(body, state, length=length)
+        def stable_step(state: Any, _: None) -> tuple[Any, Array]:
+            return self.stable_update(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
 
+        # `scan` by itself, as in NumPyro: within `jit` the data would be constants, and round differently.
         size, losses, done = max(num_steps // 20, 1), [], 0
         with tqdm.tqdm(total=num_steps, disable=not progress_bar) as bar:
             while done < num_steps:
                 length = min(size, num_steps - done)
-                state, chunk_losses = chunk(state, length)
+                after, chunk_losses = jax.lax.scan(stable_step if stable_update else step, state, None, length)
+                if not stable_update and not (np.all(np.isfinite(chunk_losses)) and bool(_is_finite(after))):
+                    after, chunk_losses = jax.lax.scan(stable_step, state, None, length)
+                state = after
                 losses.append(chunk_losses)
                 done += length
                 self._check_skipped(state)
                 bar.update(length)
                 if progress_bar:
-                    bar.set_postfix_str(f"loss: {float(jnp.nanmean(chunk_losses)):.4f}", refresh=False)
+                    bar.set_postfix_str(f"loss: {float(np.nanmean(chunk_losses)):.4f}", refresh=False)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
     def _check_skipped(self, state: ProximitySVIState) -> None:
@@ -297,46 +318,51 @@ class ProximitySVI(SVI):
                 traces = self._traces(key, {**constrained, **plates}, args, kwargs, prior=prior)
                 return self._observe(i, *traces, {name: constrained[name] for name in guide_params}, key)
 
-            if not isinstance(self._estimator, _MultiParticleELBO):
+            if isinstance(self._estimator, _MultiParticleELBO):
+                everything = {**kwargs, **self.static_kwargs}
+                plates = self._estimator.draw_plates(key, constrained, self.model, self.guide, args, everything)
+            if self._estimator.num_particles == 1:
                 return particle(key)
-            everything = {**kwargs, **self.static_kwargs}
-            plates = self._estimator.draw_plates(key, constrained, self.model, self.guide, args, everything)
-            keys = jax.random.split(key, self._estimator.num_particles)
+            keys = jax.random.split(key, self._estimator.num_particles)  # as the ELBO splits it
             return jax.tree.map(lambda x: jnp.mean(x, axis=0), self._estimator.vectorize_particles_fn(particle, keys))
 
         return at
 
     def _loss_and_values(
         self, key: Any, params: dict[str, Any], svi_state: Any, args: Any, kwargs: Any
-    ) -> tuple[Array, Any, list[Any] | None]:
-        """−ELBO, the mutable state, and the statistics where the estimator can read them off its own particles."""
+    ) -> tuple[Any, Any, dict[int, Any] | None]:
+        """−ELBO, the mutable state, and the statistics, read off the very runs of the guide that the ELBO made."""
         constrained = self._constrained(params, svi_state.mutable_state)
         kwargs = {**kwargs, **self.static_kwargs}
-        loss: Any = self._estimator
-        guide = self.guide
+        guide_params = {name: constrained[name] for name in self._guide_params}
+        model, guide = self.model, self.guide
         if isinstance(self.loss, AnnealedELBO):
             guide = self.loss.tempered(guide, svi_state.optim_state[0], svi_state.first_loss)
+
+        def observe(guide_trace: Any, model_trace: Any, particle_key: Array) -> dict[int, Any]:
+            return {i: self._observe(i, guide_trace, model_trace, guide_params, particle_key) for i in self._active}
+
+        elbo, values = self._estimator, None
+        if type(elbo) in _OBSERVABLE and self._active:
+            observer = _Observer(elbo, model, guide, observe)
+            elbo, model, guide = observer.elbo, observer.model, observer.guide
+        else:
+            observer = None
         if jax.tree.leaves(svi_state.mutable_state):
-            result = loss.loss_with_mutable_state(key, constrained, self.model, guide, *args, **kwargs)
-            return result["loss"], result["mutable_state"], None
-        if not isinstance(loss, _MultiParticleELBO):
-            return loss.loss(key, constrained, self.model, guide, *args, **kwargs), svi_state.mutable_state, None
-
-        def observe(guide_trace: Any, model_trace: Any, particle_key: Array) -> list[Any]:
-            guide_params = {name: constrained[name] for name in self._guide_params}
-            return [
-                self._observe(i, guide_trace, model_trace, guide_params, particle_key)
-                for i in range(len(self.constraints))
-            ]
-
-        value, values = loss.loss_and_observed(key, constrained, self.model, guide, args, kwargs, observe)
-        return value, svi_state.mutable_state, values
+            result = elbo.loss_with_mutable_state(key, constrained, model, guide, *args, **kwargs)
+            loss, mutable_state = result["loss"], result["mutable_state"]
+        else:
+            loss = elbo.loss(key, constrained, model, guide, *args, **kwargs)
+            mutable_state = svi_state.mutable_state
+        if observer is not None:
+            values = observer.values(key)
+        return loss, mutable_state, values
 
     def _penalty(
         self,
         params: dict[str, Any],
         loss: Array,
-        values: list[Any] | None,
+        values: dict[int, Any] | None,
         svi_state: Any,
         key: Any,
         args: Any,
@@ -346,13 +372,18 @@ class ProximitySVI(SVI):
         guide_params = {name: params[name] for name in self._guide_params}
         total, states = jnp.zeros(()), []
         for i, (constraint, state) in enumerate(zip(self.constraints, svi_state.constraints, strict=True)):
+            if i not in self._active:
+                states.append(state)
+                continue
             fixed = jax.lax.stop_gradient(params)
             at = self._statistic(i, fixed, svi_state.mutable_state, key, args, kwargs)
             value = at(guide_params) if values is None else values[i]
-            magnitude, first_loss = constraint.strength(state.constraint, loss)
+            # The barrier keeps the loss itself in the shape that NumPyro compiles it to, to the last bit.
+            seen = jax.lax.optimization_barrier(jax.lax.stop_gradient(loss))
+            magnitude, first_loss = constraint.strength(state.constraint, seen)
             distance, reference = constraint.measure(state.constraint, guide_params, value, at)
             after = constraint.advance(state.constraint, first_loss, reference)
-            total = total + jnp.where(magnitude == 0.0, 0.0, magnitude * distance)
+            total = total + magnitude * distance
             states.append(ProximityState(after, Telemetry(distance, magnitude, state.telemetry.share)))
         return total, tuple(states)
 
@@ -367,7 +398,7 @@ class ProximitySVI(SVI):
         kwargs: Any,
     ) -> tuple[ProximityState, ...]:
         """Measure each constraint's share of the gradient at every 16th step, by a gradient of its own."""
-        if not self.constraints:
+        if not self._active:
             return constraints
 
         def measured() -> list[Array]:
@@ -377,28 +408,75 @@ class ProximitySVI(SVI):
                 state = svi_state.constraints[i].constraint
                 return self.constraints[i].measure(state, guide_params, at(guide_params), at)[0]
 
-            magnitudes = [c.telemetry.magnitude for c in constraints]
-            slopes = [jax.grad(each)(params, i) for i in range(len(constraints))]
+            magnitudes = [constraints[i].telemetry.magnitude for i in self._active]
+            slopes = [jax.grad(each)(params, i) for i in self._active]
             rest = grads
             for magnitude, slope in zip(magnitudes, slopes, strict=True):
                 rest = jax.tree.map(lambda g, c, k=magnitude: g - k * c, rest, slope)
             return [share(rest, k, slope) for k, slope in zip(magnitudes, slopes, strict=True)]
 
-        step = svi_state.constraints[0].constraint.step
-        before = [c.telemetry.share for c in constraints]
+        step = svi_state.constraints[self._active[0]].constraint.step
+        before = [constraints[i].telemetry.share for i in self._active]
         shares = jax.lax.cond(step % _SHARE_EVERY == 0, measured, lambda: before)
-        return tuple(
-            c._replace(telemetry=c.telemetry._replace(share=s)) for c, s in zip(constraints, shares, strict=True)
-        )
+        updated = list(constraints)
+        for i, value in zip(self._active, shares, strict=True):
+            updated[i] = updated[i]._replace(telemetry=updated[i].telemetry._replace(share=value))
+        return tuple(updated)
 
 
 _SHARE_EVERY = 16
 
+# Estimators that run the guide through `vectorize_particles_fn`, once a particle, so that it can be watched.
+_OBSERVABLE = (Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO, LeaveOneOutELBO, VimcoELBO)
+
+
+class _Observer:
+    """Watches an ELBO run the guide and the model, and hands out what `observe` makes of the traces.
+
+    One backward pass then covers both the ELBO and the constraint, instead of one for each.
+    """
+
+    def __init__(self, elbo: Any, model: Any, guide: Any, observe: Callable[[Any, Any, Array], Any]) -> None:
+        self._traces: dict[str, list[Any]] = {"model": [], "guide": []}
+        self._observe = observe
+        self._seen: Any = None
+        self.model, self.guide = self._recorded("model", model), self._recorded("guide", guide)
+        self.elbo = copy.copy(elbo)
+        self.elbo.vectorize_particles_fn = partial(self._each_particle, elbo.vectorize_particles_fn)
+
+    def _recorded(self, name: str, function: Any) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with numpyro.handlers.trace() as trace:
+                result = function(*args, **kwargs)
+            self._traces[name].append(trace)
+            return result
+
+        return run
+
+    def _first(self, key: Array) -> Any:
+        # An ELBO may run them again for its own purposes; the first run is the particle's.
+        return self._observe(self._traces["guide"][0], self._traces["model"][0], key)
+
+    def _each_particle(self, vectorize: Any, function: Any, keys: Any) -> Any:
+        def both(key: Array) -> tuple[Any, Any]:
+            for traces in self._traces.values():
+                traces.clear()
+            return function(key), self._first(key)
+
+        result, seen = vectorize(both, keys)
+        self._seen = jax.tree.map(lambda x: jnp.mean(x, axis=0), seen)
+        return result
+
+    def values(self, key: Array) -> Any:
+        return self._first(key) if self._seen is None else self._seen
+
 
 def _sites(guide_trace: dict[str, Any]) -> dict[str, Any]:
-    """The distributions of a guide, without point masses."""
+    """The distributions of a guide, without point masses; what is not in a plate is latent, not a batch."""
     latent = {
-        name: site["fn"] for name, site in guide_trace.items() if site["type"] == "sample" and not site["is_observed"]
+        name: _with_latent_axes(site)
+        for name, site in guide_trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
     }
     spread = {
         name: q for name, q in latent.items() if not isinstance(_distributions.innermost(q), dist.Delta | dist.Unit)
@@ -411,10 +489,23 @@ def _sites(guide_trace: dict[str, Any]) -> dict[str, Any]:
     return spread
 
 
+def _with_latent_axes(site: Any) -> dist.Distribution:
+    """Make event axes of the batch axes to the right of every plate: a vector of latents need not say `to_event`."""
+    plates = [-frame.dim for frame in site["cond_indep_stack"]]
+    q = site["fn"]
+    return q.to_event(min([*plates, len(q.batch_shape) + 1]) - 1)
+
+
+def _is_zero(magnitude: Any) -> bool:
+    return isinstance(magnitude, int | float) and magnitude == 0
+
+
 def _is_finite(tree: Any) -> Array:
     """Whether all leaves are finite: a sum is not, if one entry is not."""
 
     def total(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):  # keys and counters
+            return jnp.zeros(())
         # A product with ones runs at memory speed on CPU, where a reduction takes ten times as long.
         return jnp.sum(x.reshape(-1, x.shape[-1]) @ jnp.ones(x.shape[-1], x.dtype)) if x.ndim else x
 

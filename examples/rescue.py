@@ -1,0 +1,208 @@
+"""Two inferences that depend on luck, and what rescues them.
+
+    python examples/rescue.py mixture
+    PROXVI_DATA=... python examples/rescue.py network
+
+`mixture` is a Gaussian mixture whose means start anywhere; `network` a sigmoid belief network of 50 units with a bad
+initialisation (prior 0.001, all generative weights −10) on 500 binarised MNIST digits. Every method gets the same
+number of gradient steps and the same 20 seeds, all in one program. The table counts the seeds that come close to the
+best ELBO that any of them found; the picture shows them all.
+"""
+
+import argparse
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI
+
+import proxvi
+
+
+class Problem(NamedTuple):
+    """A model and guide with arguments `(data, kl_weight)`, and how they are started and judged."""
+
+    model: Any
+    guide: Any
+    init: Any  # (key, small) -> parameters
+    data: Any
+    batch_size: int | None
+    learning_rate: float
+    close: Any  # best ELBO -> the ELBO from which on a seed counts as rescued
+
+
+def mixture() -> Problem:
+    """Five clusters in the plane; each of 100 points has a discrete assignment of its own."""
+    clusters, points = 5, 100
+    angles = 2 * jnp.pi * jnp.arange(clusters) / clusters
+    centres = 6.0 * jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
+    data = centres[jnp.arange(points) % clusters] + jax.random.normal(jax.random.key(0), (points, 2))
+
+    def model(data, kl_weight):
+        means = numpyro.param("means", centres)
+        with numpyro.plate("data", points):
+            with numpyro.handlers.scale(scale=kl_weight):
+                z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(clusters)))
+            numpyro.sample("x", dist.Normal(means[z], 1.0).to_event(1), obs=data)
+
+    def guide(data, kl_weight):
+        del data
+        logits = numpyro.param("logits", jnp.zeros((points, clusters)))
+        with numpyro.plate("data", points), numpyro.handlers.scale(scale=kl_weight):
+            numpyro.sample("z", dist.Categorical(logits=logits))
+
+    def init(key, small):
+        means = jax.random.normal(key, (clusters, 2))
+        return {"means": means * (0.1 if small else 10.0), "logits": jnp.zeros((points, clusters))}
+
+    return Problem(model, guide, init, data, None, 0.05, lambda best: best - 2.0)
+
+
+def network() -> Problem:
+    """A sigmoid belief network whose start switches every unit off."""
+    units, pixels = 50, 784
+    file = Path(os.environ["PROXVI_DATA"]) / "binarized_mnist" / "binarized_mnist_train.amat"
+    data = jnp.asarray(np.loadtxt(file, max_rows=500, dtype=np.float32))
+    mean = data.mean(0)
+
+    def model(data, kl_weight):
+        weights, bias = numpyro.param("weights", jnp.zeros((units, pixels))), numpyro.param("bias", jnp.zeros(pixels))
+        prior = numpyro.param("prior", jnp.zeros(units))
+        with numpyro.plate("data", data.shape[0]):
+            with numpyro.handlers.scale(scale=kl_weight):
+                z = numpyro.sample("z", dist.Bernoulli(logits=prior).to_event(1))
+            numpyro.sample("x", dist.Bernoulli(logits=z @ weights + bias).to_event(1), obs=data)
+
+    def guide(data, kl_weight):
+        weights = numpyro.param("encoder", jnp.zeros((pixels, units)))
+        bias = numpyro.param("encoder_bias", jnp.zeros(units))
+        with numpyro.plate("data", data.shape[0]), numpyro.handlers.scale(scale=kl_weight):
+            numpyro.sample("z", dist.Bernoulli(logits=(data - mean) @ weights + bias).to_event(1))
+
+    def init(key, small):
+        glorot = jax.nn.initializers.glorot_normal()(key, (pixels, units))
+        return {
+            "weights": jnp.full((units, pixels), -10.0),
+            "bias": jnp.zeros(pixels),
+            "prior": jnp.full(units, jnp.log(0.001 / 0.999)),
+            "encoder": glorot * (0.1 if small else 1.0),
+            "encoder_bias": jnp.zeros(units),
+        }
+
+    return Problem(model, guide, init, data, 20, 0.01, lambda best: 1.01 * best)
+
+
+def fit(problem: Problem, svi: Any, key: Any, steps: int, *, small: bool = False, warm_up: bool = False) -> Any:
+    """Train, and return the ELBO of a data point set at the end, by 100 particles on all the data."""
+    init_key, state_key, batch_key, final_key = jax.random.split(key, 4)
+    weights = jnp.minimum(1.0, (1 + jnp.arange(steps)) / (steps / 2)) if warm_up else jnp.ones(steps)
+
+    def batch(t):
+        if problem.batch_size is None:
+            return problem.data
+        index = jax.random.randint(jax.random.fold_in(batch_key, t), (problem.batch_size,), 0, len(problem.data))
+        return problem.data[index]
+
+    state = svi.init(state_key, batch(0), 1.0, init_params=problem.init(init_key, small))
+
+    def step(state, t):
+        return svi.update(state, batch(t), weights[t])[0], None
+
+    state, _ = jax.lax.scan(step, state, jnp.arange(steps))
+    estimate = proxvi.LeaveOneOutELBO(100, vectorize_particles=False)
+    return -estimate.loss(final_key, svi.get_params(state), problem.model, problem.guide, problem.data, 1.0)
+
+
+def methods(problem: Problem, steps: int) -> dict[str, Any]:
+    """Each method as a function of a key that returns the final ELBO."""
+    adam, elbo = optax.adam(problem.learning_rate), proxvi.LeaveOneOutELBO(5)
+    decay = optax.exponential_decay(1.0, steps, 1e-10)
+    plain = partial(SVI, problem.model, problem.guide)
+    ours = partial(proxvi.ProximitySVI, problem.model, problem.guide, adam)
+    clipped = optax.chain(optax.clip_by_global_norm(10.0), adam)
+
+    def restarts(key):
+        return jnp.max(jnp.stack([fit(problem, plain(adam, elbo), k, steps // 5) for k in jax.random.split(key, 5)]))
+
+    def apart(q):  # the 100 assignments have logits of their own, so each is a unit, not one of a batch
+        return proxvi.entropy(q["z"].to_event(1))
+
+    statistic = apart if problem.batch_size is None else proxvi.entropy
+    return {
+        "VI": lambda key: fit(problem, plain(adam, elbo), key, steps),
+        "VI, small start": lambda key: fit(problem, plain(adam, elbo), key, steps, small=True),
+        "VI, clipped gradients": lambda key: fit(problem, plain(clipped, elbo), key, steps),
+        "VI, best of 5 restarts": restarts,
+        "VI, KL warm-up": lambda key: fit(problem, plain(adam, elbo), key, steps, warm_up=True),
+        "annealing": lambda key: fit(problem, ours(proxvi.AnnealedELBO(elbo, decay), ()), key, steps),
+        "PVI, entropy": lambda key: fit(problem, ours(elbo, proxvi.Proximity(statistic, magnitude=decay)), key, steps),
+        "PVI, entropy, statistic average": lambda key: fit(
+            problem,
+            ours(elbo, proxvi.Proximity(statistic, magnitude=decay, reference=proxvi.statistic_average())),
+            key,
+            steps,
+        ),
+    }
+
+
+def picture(elbos: dict[str, np.ndarray], threshold: float, title: str, path: Path) -> None:
+    """One row of dots a method, the line from which on a seed counts as rescued."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 0.45 * len(elbos) + 1.4), layout="constrained")
+    for row, values in enumerate(elbos.values()):
+        good = values >= threshold
+        axes.plot(-values[good], np.full(good.sum(), row), "o", color="tab:green", alpha=0.6)
+        axes.plot(-values[~good], np.full((~good).sum(), row), "o", color="tab:red", alpha=0.6)
+    axes.axvline(-threshold, color="grey", lw=1)
+    axes.set_yticks(range(len(elbos)), [f"{name}  {int((v >= threshold).sum())}/{len(v)}" for name, v in elbos.items()])
+    axes.set(xscale="log", xlabel="−ELBO after training (left is better)", title=title)
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> dict[str, np.ndarray]:
+    """Run one problem with all methods; print the table and save the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("problem", choices=["mixture", "network"])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--picture", type=Path, default=None, help="where to save it; needs matplotlib")
+    parser.add_argument("--only", nargs="*", default=None, help="names of methods to run")
+    arguments = parser.parse_args()
+
+    problem = {"mixture": mixture, "network": network}[arguments.problem]()
+    keys = jax.random.split(jax.random.key(0), arguments.seeds)
+    elbos = {}
+    for name, method in methods(problem, arguments.steps).items():
+        if arguments.only and name not in arguments.only:
+            continue
+        started = time.perf_counter()
+        one_seed = (
+            jax.jit(jax.vmap(method)) if arguments.problem == "mixture" else partial(jax.lax.map, jax.jit(method))
+        )
+        elbos[name] = np.asarray(one_seed(keys)) / len(problem.data)
+        seconds = time.perf_counter() - started
+        print(f"{name}: {np.sort(elbos[name]).round(3)} ({seconds:.0f} s)", flush=True)
+    best = max(np.nanmax(values) for values in elbos.values()) * len(problem.data)
+    threshold = problem.close(best) / len(problem.data)
+    print(f"\nbest ELBO a data point {best / len(problem.data):.3f}; rescued from {threshold:.3f} on\n")
+    print("| method | rescued | median | worst |\n|---|---|---|---|")
+    for name, values in elbos.items():
+        rescued = int((values >= threshold).sum())
+        print(f"| {name} | {rescued} of {len(values)} | {np.median(values):.3f} | {np.min(values):.3f} |")
+    if arguments.picture is not None:
+        picture(elbos, threshold, f"{arguments.problem}, {arguments.seeds} seeds", arguments.picture)
+    return elbos
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""ProximitySVI: NumPyro's own SVI where the constraint is silent, the Optax door's updates where it is not."""
+
+from typing import Any
+
+import arviz_base
+import equinox as eqx
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.contrib.module import eqx_module, nnx_module
+from numpyro.infer import SVI, Predictive, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoIAFNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+import proxvi
+
+KEY = jax.random.key(0)
+FEATURES = jax.random.normal(KEY, (50, 3))
+Y = FEATURES @ jnp.array([1.0, -2.0, 0.5]) + 0.3 * jax.random.normal(jax.random.key(1), (50,))
+PIXELS = (jax.random.uniform(KEY, (20, 12)) < 0.3).astype(jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_numpyros_business() -> Any:
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def regression(features: Any = FEATURES, y: Any = Y) -> None:
+    weights = numpyro.sample("weights", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Normal(features @ weights, scale).to_event(1), obs=y)
+
+
+def belief_network(batch: Any) -> None:
+    kernel = numpyro.param("decoder", 0.1 * jax.random.normal(KEY, (4, 12)))
+    with numpyro.plate("data", batch.shape[0]):
+        z = numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("prior", jnp.full(4, 0.1))).to_event(1))
+        numpyro.sample("x", dist.Bernoulli(logits=z @ kernel).to_event(1), obs=batch)
+
+
+def belief_guide(batch: Any) -> None:
+    kernel = numpyro.param("encoder", 0.1 * jax.random.normal(jax.random.key(1), (12, 4)))
+    with numpyro.plate("data", batch.shape[0]):
+        numpyro.sample("z", dist.Bernoulli(logits=batch @ kernel + 0.05).to_event(1))
+
+
+def constraint(statistic: Any = proxvi.entropy, magnitude: Any = 1.0, **options: Any) -> proxvi.Proximity:
+    return proxvi.Proximity(statistic, magnitude=magnitude, **options)
+
+
+def same_bits(one: Any, two: Any) -> bool:
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in leaves)
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "loss", "args"),
+    [
+        (regression, AutoNormal(regression), Trace_ELBO(), ()),
+        (regression, AutoNormal(regression), Trace_ELBO(3), ()),
+        (regression, AutoNormal(regression), TraceMeanField_ELBO(), ()),
+        (belief_network, belief_guide, TraceGraph_ELBO(2), (PIXELS,)),
+        (belief_network, belief_guide, proxvi.LeaveOneOutELBO(5), (PIXELS,)),
+        (belief_network, belief_guide, proxvi.VimcoELBO(5), (PIXELS,)),
+    ],
+    ids=["Trace", "Trace3", "TraceMeanField", "TraceGraph", "LeaveOneOut", "Vimco"],
+)
+@pytest.mark.parametrize(
+    "average", [proxvi.parameter_average(), proxvi.statistic_average()], ids=["params", "statistic"]
+)
+def test_magnitude_zero_is_numpyros_svi_to_the_last_bit(
+    model: Any, guide: Any, loss: Any, args: Any, average: Any
+) -> None:
+    ours = proxvi.ProximitySVI(model, guide, optax.adam(0.01), loss, constraint(magnitude=0.0, reference=average))
+    theirs = SVI(model, guide, optax.adam(0.01), loss)
+    results = [svi.run(KEY, 1_000, *args, progress_bar=False) for svi in (ours, theirs)]
+    assert same_bits(results[0].params, results[1].params)
+    assert same_bits(results[0].losses, results[1].losses)
+    assert same_bits(results[0].state.optim_state, results[1].state.optim_state)
+
+
+@pytest.mark.parametrize(
+    "average", [proxvi.parameter_average(0.9), proxvi.statistic_average(0.9)], ids=["params", "statistic"]
+)
+@pytest.mark.parametrize("particles", [1, 3])
+def test_both_doors_give_the_same_updates(average: Any, particles: int) -> None:
+    """The same constraint, through ProximitySVI and as a link in the Optax chain of NumPyro's SVI."""
+    guide = AutoDiagonalNormal(regression, init_scale=0.5)
+    definition: dict[str, Any] = {
+        "magnitude": optax.exponential_decay(1.0, 300, 1e-3),
+        "reference": average,
+        "distance": proxvi.squared,  # no kink, at which rounding would grow
+    }
+    adam = optax.adam(0.01)
+
+    def entropy(params: Any) -> Any:
+        q = dist.Normal(params["auto_loc"], jax.nn.softplus(params["auto_scale"])).to_event(1)
+        return proxvi.entropy({"_auto_latent": q})
+
+    one = optax.chain(proxvi.proximity(entropy, **definition), adam)
+    first = SVI(regression, guide, one, Trace_ELBO(particles)).run(KEY, 100, progress_bar=False)
+    second = proxvi.ProximitySVI(regression, guide, adam, Trace_ELBO(particles), constraint(**definition)).run(
+        KEY, 100, progress_bar=False
+    )
+    plain = SVI(regression, guide, adam, Trace_ELBO(particles)).run(KEY, 100, progress_bar=False)
+    for name in first.params:
+        np.testing.assert_allclose(second.params[name], first.params[name], rtol=2e-4, atol=2e-5)
+    assert not np.allclose(plain.params["auto_scale"], first.params["auto_scale"], rtol=1e-2)
+    (link,), (ours,) = (proxvi.telemetry(r.state) for r in (first, second))
+    np.testing.assert_allclose(ours.magnitude, link.magnitude, rtol=1e-4)
+    np.testing.assert_allclose(ours.share, link.share, rtol=0.05)
+
+
+def test_losses_are_the_true_negative_elbo() -> None:
+    """Also where the penalty is huge."""
+    guide = AutoNormal(regression)
+    far = constraint(
+        lambda q: proxvi.mean_variance(q["weights"]), 1e3, distance=lambda x, y: 1e3 + proxvi.squared(x, y)
+    )
+    svi = proxvi.ProximitySVI(regression, guide, optax.sgd(0.0), Trace_ELBO(), far)
+    plain = SVI(regression, guide, optax.sgd(0.0), Trace_ELBO())
+    state, plain_state = svi.init(KEY), plain.init(KEY)
+    assert svi.evaluate(state) == plain.evaluate(plain_state)
+    np.testing.assert_allclose(svi.update(state)[1], plain.update(plain_state)[1], rtol=1e-6)
+
+
+def test_constraint_reaches_only_the_guide() -> None:
+    """With an optimiser that does nothing but add gradients up, the decoder sees the ELBO's gradient alone."""
+    statistic = constraint(proxvi.kl_to_prior, 100.0, relative=False, reference=proxvi.statistic_average(0.5))
+    svi = proxvi.ProximitySVI(belief_network, belief_guide, optax.sgd(0.1), proxvi.LeaveOneOutELBO(5), statistic)
+    plain = SVI(belief_network, belief_guide, optax.sgd(0.1), proxvi.LeaveOneOutELBO(5))
+    ours, theirs = svi.init(KEY, PIXELS), plain.init(KEY, PIXELS)
+    ours, _ = svi.update(ours, PIXELS)
+    theirs, _ = plain.update(theirs, PIXELS)
+    # the second step starts from the same parameters, with a reference that they have left
+    ours, _ = svi.update(ours, PIXELS)
+    theirs, _ = plain.update(theirs, PIXELS)
+    one, two = svi.get_params(ours), plain.get_params(theirs)
+    for name in ("decoder", "prior"):
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-6, atol=1e-7)
+    assert not np.allclose(one["encoder"], two["encoder"], atol=1e-4)
+
+
+GUIDES = {
+    "AutoNormal": AutoNormal,
+    "AutoDiagonalNormal": AutoDiagonalNormal,
+    "AutoMultivariateNormal": AutoMultivariateNormal,
+    "AutoLowRankMultivariateNormal": AutoLowRankMultivariateNormal,
+    "AutoIAFNormal": AutoIAFNormal,
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_autoguides(name: str) -> None:
+    """The entropy of each autoguide is found by itself (by Monte Carlo for the flow), held back, and let go."""
+    steps = 1_500
+    guide = GUIDES[name](regression)
+    svi = proxvi.ProximitySVI(
+        regression,
+        guide,
+        optax.adam(0.01, b2=0.99),
+        Trace_ELBO(5),
+        constraint(magnitude=optax.exponential_decay(1.0, steps, 1e-8)),
+    )
+    result = svi.run(KEY, steps, progress_bar=False)
+    (report,) = proxvi.telemetry(result.state)
+    assert report.share < 0.01
+    samples = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(500,))
+    np.testing.assert_allclose(samples["weights"].mean(0), [1.0, -2.0, 0.5], atol=0.15)
+
+
+def test_autodelta_says_that_a_point_has_no_entropy() -> None:
+    svi = proxvi.ProximitySVI(regression, AutoDelta(regression), optax.adam(0.1), Trace_ELBO(), constraint())
+    with pytest.raises(
+        ValueError, match=r"`guide` must have a site that is not a point mass.*AutoNormal instead of AutoDelta"
+    ):
+        svi.run(KEY, 10, progress_bar=False)
+
+
+def test_named_sites_parameters_and_several_constraints() -> None:
+    several = [
+        constraint(lambda q: proxvi.entropy(q["z"]), 1.0),
+        constraint(lambda q, params: proxvi.orthogonal(params["encoder"]), 0.1, relative=False),
+    ]
+    svi = proxvi.ProximitySVI(belief_network, belief_guide, optax.adam(0.01), proxvi.LeaveOneOutELBO(5), several)
+    result = svi.run(KEY, 50, PIXELS, progress_bar=False)
+    entropy, orthogonal = proxvi.telemetry(result.state)
+    assert orthogonal.magnitude == pytest.approx(0.1)
+    assert entropy.distance > 0
+    assert orthogonal.distance > 0
+    assert 0 < entropy.share < 1
+
+
+def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = AutoNormal(regression)
+    for optim in (optax.adam(0.02), numpyro.optim.Adam(0.02)):
+        svi = proxvi.ProximitySVI(
+            regression, guide, optim, Trace_ELBO(), constraint(magnitude=optax.exponential_decay(1.0, 500, 1e-10))
+        )
+        result = svi.run(KEY, 500, progress_bar=True, stable_update=True)
+        assert "500/500" in capsys.readouterr().err
+        assert result.losses.shape == (500,)
+        further = svi.run(jax.random.key(1), 500, progress_bar=False, init_state=result.state)
+        assert further.state.constraints[0].constraint.step == 1_000
+        predictive = Predictive(regression, guide=guide, params=further.params, num_samples=100)
+        assert predictive(KEY, FEATURES, None)["y"].shape == (100, 50)
+        assert guide.median(further.params)["weights"].shape == (3,)
+
+
+def test_arviz_takes_the_result() -> None:
+    guide = AutoDiagonalNormal(regression)
+    svi = proxvi.ProximitySVI(
+        regression,
+        guide,
+        optax.adam(0.02),
+        Trace_ELBO(),
+        constraint(magnitude=optax.exponential_decay(1.0, 2_000, 1e-10)),
+    )
+    result = svi.run(KEY, 2_000, progress_bar=False)
+    data = arviz_base.from_numpyro_svi(svi, svi_result=result, model_args=(), num_samples=100)
+    assert data.posterior["weights"].shape == (100, 3)
+
+
+def test_amortised_guides_of_flax_and_equinox() -> None:
+    class Encoder(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.layer = nnx.Linear(12, 4, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.layer(x)
+
+    def flax_guide(batch: Any) -> None:
+        encode = nnx_module("encoder", Encoder(nnx.Rngs(0)))
+        with numpyro.plate("data", batch.shape[0]):
+            numpyro.sample("z", dist.Bernoulli(logits=encode(batch)).to_event(1))
+
+    def equinox_guide(batch: Any) -> None:
+        encode = eqx_module("encoder", eqx.nn.Linear(12, 4, key=KEY))
+        with numpyro.plate("data", batch.shape[0]):
+            numpyro.sample("z", dist.Bernoulli(logits=jax.vmap(encode)(batch)).to_event(1))
+
+    for guide in (flax_guide, equinox_guide):
+        for average in (proxvi.parameter_average(), proxvi.statistic_average()):
+            svi = proxvi.ProximitySVI(
+                belief_network, guide, optax.adam(0.01), proxvi.LeaveOneOutELBO(5), constraint(reference=average)
+            )
+            result = svi.run(KEY, 100, PIXELS, progress_bar=False)
+            assert np.all(np.isfinite(result.losses))
+            assert proxvi.telemetry(result.state)[0].distance > 0
+
+
+def test_jit_vmap_over_keys_and_magnitudes_and_scan_with_one_compilation() -> None:
+    traces = 0
+
+    @jax.jit
+    def run(key: Any, magnitude: Any) -> Any:
+        nonlocal traces
+        traces += 1
+
+        def one(key: Any, magnitude: Any) -> Any:
+            svi = proxvi.ProximitySVI(
+                belief_network,
+                belief_guide,
+                optax.adam(0.01),
+                proxvi.LeaveOneOutELBO(5),
+                constraint(magnitude=magnitude),
+            )
+            return jax.lax.scan(lambda s, _: svi.update(s, PIXELS), svi.init(key, PIXELS), length=20)[1]
+
+        return jax.vmap(one)(key, magnitude)
+
+    losses = run(jax.random.split(KEY, 4), jnp.array([0.0, 0.1, 1.0, 10.0]))
+    run(jax.random.split(jax.random.key(1), 4), jnp.array([0.0, 0.1, 1.0, 10.0]))
+    assert traces == 1
+    assert losses.shape == (4, 20)
+
+
+def spoilt_when_told(bad: Any) -> None:
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+    numpyro.factor("spoil", jnp.log(jnp.where(bad, -1.0, 1.0)))
+    numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
+
+
+def test_a_step_whose_loss_is_not_finite_changes_nothing_and_is_counted() -> None:
+    svi = proxvi.ProximitySVI(
+        spoilt_when_told, AutoNormal(spoilt_when_told), optax.adam(0.1), Trace_ELBO(), constraint()
+    )
+    state, _ = svi.stable_update(svi.init(KEY, False), False)
+    after, loss = svi.stable_update(state, True)
+    assert np.isnan(loss)
+    assert same_bits((after.optim_state, after.constraints), (state.optim_state, state.constraints))
+    assert after.skipped.total == after.skipped.in_a_row == after.skipped.step == 1
+    again, loss = svi.stable_update(after, False)
+    assert np.isfinite(loss)
+    assert (again.skipped.total, again.skipped.in_a_row) == (1, 0)
+    assert again.optim_state[0] == state.optim_state[0] + 1
+
+
+def test_a_step_whose_gradient_alone_is_not_finite_changes_nothing() -> None:
+    rooted = constraint(lambda q: jnp.sqrt(0.0 * q["weights"].mean), distance=proxvi.squared)
+    svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.1), Trace_ELBO(), rooted)
+    state = svi.init(KEY)
+    after, loss = svi.stable_update(state)
+    assert np.isfinite(loss)
+    assert same_bits((after.optim_state, after.constraints), (state.optim_state, state.constraints))
+    assert after.skipped.total == 1
+    assert np.any(np.isnan(svi.get_params(svi.update(state)[0])["weights_auto_loc"]))  # what it guards against
+
+
+def test_run_survives_a_few_bad_steps_wherever_they_fall() -> None:
+    """An optimiser's gradient turns NaN at some steps; the run ends, finite, and says how many it left out."""
+
+    def sometimes() -> None:
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        unlucky = jax.random.uniform(numpyro.prng_key()) < 0.02
+        numpyro.factor("spoil", jnp.log(jnp.where(unlucky, -1.0, 1.0)))
+        numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
+
+    svi = proxvi.ProximitySVI(sometimes, AutoNormal(sometimes), optax.adam(0.01), Trace_ELBO(), constraint())
+    result = svi.run(KEY, 2_000, progress_bar=False)
+    bad = int(np.isnan(result.losses).sum())
+    assert 10 < bad == result.state.skipped.total
+    assert np.all(np.isfinite(jax.tree.leaves(result.params)))
+
+
+def test_run_stops_after_too_many_bad_steps_and_names_step_and_parameter() -> None:
+    def model() -> None:
+        scale = numpyro.param("scale", 1.0)
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
+        # log(scale − 0.9): gradient descent on +log walks down until the logarithm of a negative number
+        numpyro.factor("cliff", -5.0 * jnp.log(scale - 0.9))
+
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.sgd(0.01), Trace_ELBO(), constraint())
+    with pytest.raises(FloatingPointError, match=r"was not finite at step \d+, nor any step since: \d+ in a row"):
+        svi.run(KEY, 2_000, progress_bar=False)
+
+    def bad_gradient() -> None:
+        weird = numpyro.param("weird", 0.0)
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
+        numpyro.factor("root", jnp.sqrt(weird**2))
+
+    svi = proxvi.ProximitySVI(bad_gradient, AutoNormal(bad_gradient), optax.sgd(0.01), Trace_ELBO(), ())
+    with pytest.raises(FloatingPointError, match="the gradient of `weird` was not finite at step 0"):
+        svi.run(KEY, 100, progress_bar=False)
+
+
+@pytest.mark.parametrize(
+    ("proximity", "message"),
+    [
+        ("entropy", "`proximity` must be a Proximity or a sequence of them, got 'entropy'"),
+        (proxvi.entropy, "`proximity` must be a Proximity or a sequence of them, got"),
+        ([proxvi.entropy], "`proximity` must be a Proximity or a sequence of them, got"),
+        (
+            proxvi.Proximity(lambda q, batch: q, magnitude=1.0),
+            "`statistic` may take `prior`, `params` and `key`.*batch",
+        ),
+    ],
+)
+def test_bad_constraints_are_refused_by_name(proximity: Any, message: str) -> None:
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(TypeError, match=message):
+            proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.1), Trace_ELBO(), proximity)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def test_optimisers_that_run_to_the_end_are_refused() -> None:
+    with pytest.raises(TypeError, match="`optim` must take one gradient step at a time, got Minimize"):
+        proxvi.ProximitySVI(regression, AutoNormal(regression), numpyro.optim.Minimize(), Trace_ELBO(), constraint())
+
+
+def test_annealing_is_tempered_in_training_and_not_in_evaluation() -> None:
+    annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), optax.exponential_decay(1.0, 500, 1e-10))
+    svi = proxvi.ProximitySVI(belief_network, belief_guide, optax.adam(0.02), annealed, ())
+    plain = proxvi.ProximitySVI(belief_network, belief_guide, optax.adam(0.02), annealed.elbo, ())
+    hot, cold = svi.init(KEY, PIXELS), plain.init(KEY, PIXELS)
+    assert svi.evaluate(hot, PIXELS) == plain.evaluate(cold, PIXELS)
+    assert hot.first_loss == pytest.approx(abs(float(plain.evaluate(cold, PIXELS))))
+    assert svi.update(hot, PIXELS)[1] != plain.update(cold, PIXELS)[1]
+    late = svi.run(KEY, 500, PIXELS, progress_bar=False)
+    # at the end the temperature is 1: the same step as without it
+    state = plain.init(KEY, PIXELS)._replace(optim_state=late.state.optim_state, rng_key=late.state.rng_key)
+    np.testing.assert_allclose(svi.update(late.state, PIXELS)[1], plain.update(state, PIXELS)[1], rtol=1e-5)
