@@ -19,6 +19,7 @@ SOURCE = ROOT / "src" / "proxvi"
 LAYERS = [
     ["__init__"],
     ["svi"],
+    ["_guides"],
     ["transform", "inner_loop", "estimators"],
     ["constraint", "_calls"],
     ["distances", "statistics", "references"],

@@ -31,7 +31,7 @@ class _Term(NamedTuple):
     sign: float = 1.0
 
 
-class _MultiParticleELBO(ELBO):
+class MultiParticleELBO(ELBO):
     """What the estimators below share: particles that are independent but for the data that they see."""
 
     can_infer_discrete = True
@@ -91,7 +91,7 @@ class _MultiParticleELBO(ELBO):
         raise NotImplementedError
 
 
-class LeaveOneOutELBO(_MultiParticleELBO):
+class LeaveOneOutELBO(MultiParticleELBO):
     """ELBO whose score-function gradient takes each particle's baseline from the other particles.
 
         ∇ELBO ≈ 1/S Σ_s Σ_z (c_z^s − mean_{r ≠ s} c_z^r) ∇log q(z^s) + (pathwise gradient of the rest)
@@ -137,7 +137,7 @@ class LeaveOneOutELBO(_MultiParticleELBO):
         return jnp.mean(elbos) + surrogate
 
 
-class VimcoELBO(_MultiParticleELBO):
+class VimcoELBO(MultiParticleELBO):
     """Multi-sample bound with the VIMCO gradient (Mnih & Rezende 2016).
 
         L_S = E[log 1/S Σ_s w_s],    w = p(x, z) / q(z),    ELBO ≤ L_S ≤ log p(x)
