@@ -19,6 +19,8 @@ from proxvi.references import Reference, parameter_average
 
 __all__ = ["ConstraintState", "Proximity", "Telemetry"]
 
+SHARE_EVERY = 16  # at every step the two norms would be a tenth of the time of a sigmoid belief network's step
+
 
 class Telemetry(NamedTuple):
     """What a constraint did at the latest step, for a person to look at; no later step reads it.

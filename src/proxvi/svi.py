@@ -15,7 +15,7 @@ from numpyro.optim import Minimize
 
 from proxvi._calls import Arguments
 from proxvi._guides import OBSERVABLE, Observer, latent_sites
-from proxvi.constraint import Proximity, Telemetry, share
+from proxvi.constraint import SHARE_EVERY, Proximity, Telemetry, share
 from proxvi.estimators import AnnealedELBO, MultiParticleELBO
 from proxvi.transform import ProximityState
 
@@ -414,14 +414,11 @@ class ProximitySVI(SVI):
 
         step = svi_state.constraints[self._active[0]].constraint.step
         before = [constraints[i].telemetry.share for i in self._active]
-        shares = jax.lax.cond(step % _SHARE_EVERY == 0, measured, lambda: before)
+        shares = jax.lax.cond(step % SHARE_EVERY == 0, measured, lambda: before)
         updated = list(constraints)
         for i, value in zip(self._active, shares, strict=True):
             updated[i] = updated[i]._replace(telemetry=updated[i].telemetry._replace(share=value))
         return tuple(updated)
-
-
-_SHARE_EVERY = 16
 
 
 def _is_zero(magnitude: Any) -> bool:

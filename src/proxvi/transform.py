@@ -8,14 +8,13 @@ import optax
 from jax import Array
 
 from proxvi._calls import Arguments, check_call, check_parameters
-from proxvi.constraint import ConstraintState, Proximity, Telemetry, add, share
+from proxvi.constraint import SHARE_EVERY, ConstraintState, Proximity, Telemetry, add, share
 from proxvi.distances import inverse_huber
 from proxvi.references import Reference, parameter_average
 
 __all__ = ["ProximityState", "proximity", "telemetry"]
 
 _PAPER_REFERENCE = parameter_average()
-_SHARE_EVERY = 16  # at every step the two norms would be a tenth of the time of a sigmoid belief network's step
 
 
 class ProximityState(NamedTuple):
@@ -95,7 +94,7 @@ def proximity(
         )(params)
         after = constraint.advance(state.constraint, first_loss, reference)
         measured = jax.lax.cond(
-            state.constraint.step % _SHARE_EVERY == 0,
+            state.constraint.step % SHARE_EVERY == 0,
             lambda: share(updates, magnitude, slope),
             lambda: state.telemetry.share,
         )
