@@ -3,22 +3,20 @@
     python benchmarks/cost.py
 
 The network is written by hand (784–200, batch 20, 5 samples, leave-one-out gradient), so that nothing but the link in
-the Optax chain differs. The variants take turns within each round of one process, and the figure is the median over
-the rounds of the ratio to the plain one: the machine's mood cancels.
+the Optax chain differs.
 """
 
 import argparse
 import os
-import time
 
 # One thread, so that the ratio is of work and not of scheduling; must be set before JAX starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 import optax
+from timing import HEADER, compare, flops, row
 
 import proxvi
 
@@ -96,31 +94,20 @@ def main():
     keys = jax.random.split(jax.random.key(0), arguments.steps)
     batches = jax.random.bernoulli(jax.random.key(1), 0.13, (arguments.steps, BATCH, PIXELS)).astype(jnp.float32)
     params = initial_parameters(jax.random.key(2))
-    runs, flops = {}, {}
+    variants, work = {}, {}
     for name, optimizer in optimizers(10_000).items():
-        step = make_step(optimizer)
-        carry = (params, optimizer.init(params))
-        analysis = jax.jit(step).lower(carry, (batches[0], keys[0])).compile().cost_analysis() or {}
-        flops[name] = analysis["flops"]
-        run = jax.jit(lambda carry, step=step: jax.lax.scan(step, carry, (batches, keys))[0])
-        runs[name] = (run, jax.block_until_ready(run(carry)))
+        step, carry = make_step(optimizer), (params, optimizer.init(params))
+        work[name] = flops(step, carry, (batches[0], keys[0]))
 
-    seconds = {name: [] for name in runs}
-    for _ in range(arguments.rounds):
-        for name, (run, carry) in runs.items():
-            started = time.perf_counter()
-            jax.block_until_ready(run(carry))
-            seconds[name].append((time.perf_counter() - started) / arguments.steps)
+        def build(step=step, carry=carry):
+            run = jax.jit(lambda carry, batches, keys: jax.lax.scan(step, carry, (batches, keys))[0])
+            return lambda: run(carry, batches, keys)
 
-    plain = np.array(seconds["plain Adam"])
-    print(f"{'':18} {'ms a step':>10} {'over plain':>11} {'10% to 90%':>14} {'MFLOP':>7}")
-    for name, times in seconds.items():
-        ratio = np.array(times) / plain
-        low, high = np.quantile(ratio, [0.1, 0.9])
-        print(
-            f"{name:18} {1e3 * np.median(times):10.2f} {np.median(ratio):11.3f} "
-            f"{f'{low:.2f} to {high:.2f}':>14} {flops[name] / 1e6:7.1f}"
-        )
+        variants[name] = build
+    work["plain Adam, again"] = work["plain Adam"]
+    print(HEADER)
+    for name, (seconds, ratios) in compare(variants, rounds=arguments.rounds, steps=arguments.steps).items():
+        print(row(name, seconds, ratios, f"{work[name] / work['plain Adam']:.3f}"))
 
 
 if __name__ == "__main__":

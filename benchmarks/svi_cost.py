@@ -1,24 +1,21 @@
 """What `ProximitySVI.update` costs over `numpyro.infer.SVI.update`, on a sigmoid belief network and an autoencoder.
 
-    taskset -c 1 python benchmarks/svi_cost.py
-
-The variants take turns within each round of one process; the figure is the median over the rounds of the ratio.
+taskset -c 1 python benchmarks/svi_cost.py
 """
 
 import argparse
 import os
-import time
 from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from timing import HEADER, compare, flops, row
 
 import proxvi
 
@@ -90,33 +87,26 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=40, help="steps of each variant in a round")
     arguments = parser.parse_args()
-    print(f"{'':22} {'ms a step':>10} {'ProximitySVI over SVI':>22} {'10% to 90%':>14} {'FLOPs':>6}")
-    for name, (model, guide, loss, size) in CASES.items():
+    print(HEADER)
+    for case, (model, guide, loss, size) in CASES.items():
         batch = jax.random.bernoulli(jax.random.key(1), 0.13, (size, PIXELS)).astype(jnp.float32)
         adam = optax.adam(1e-3, eps=1e-6)
-        runs, flops = [], []
+        variants, work = {}, {}
         for svi in (SVI(model, guide, adam, loss), proxvi.ProximitySVI(model, guide, adam, loss, constraint())):
             state = svi.init(jax.random.key(0), batch)
-            analysis = jax.jit(svi.update).lower(state, batch).compile().cost_analysis() or {}
-            flops.append(analysis["flops"])
-            run = jax.jit(
-                lambda state, batch, svi=svi: jax.lax.scan(
-                    lambda s, _: svi.update(s, batch), state, length=arguments.steps
-                )[0]
-            )
-            runs.append((run, jax.block_until_ready(run(state, batch))))
-        seconds = [[], []]
-        for _ in range(arguments.rounds):
-            for times, (run, state) in zip(seconds, runs, strict=True):
-                started = time.perf_counter()
-                jax.block_until_ready(run(state, batch))
-                times.append((time.perf_counter() - started) / arguments.steps)
-        ratio = np.array(seconds[1]) / np.array(seconds[0])
-        low, high = np.quantile(ratio, [0.1, 0.9])
-        print(
-            f"{name:22} {1e3 * np.median(seconds[0]):10.2f} {np.median(ratio):22.3f} "
-            f"{f'{low:.2f} to {high:.2f}':>14} {flops[1] / flops[0]:6.3f}"
-        )
+
+            def build(svi=svi, state=state, batch=batch):
+                def run(state, batch):
+                    return jax.lax.scan(lambda s, _: svi.update(s, batch), state, length=arguments.steps)[0]
+
+                compiled = jax.jit(run)
+                return lambda: compiled(state, batch)
+
+            variants[type(svi).__name__] = build
+            work[type(svi).__name__] = flops(svi.update, state, batch)
+        work["SVI, again"] = work["SVI"]
+        for name, (seconds, ratios) in compare(variants, rounds=arguments.rounds, steps=arguments.steps).items():
+            print(row(f"{case}: {name}", seconds, ratios, f"{work[name] / work['SVI']:.3f}"), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,13 @@ best ELBO that any of them found; the picture shows them all.
 """
 
 import argparse
+import json
 import os
+import platform
+import re
 import time
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +36,11 @@ class Problem(NamedTuple):
 
     model: Any
     guide: Any
-    init: Any  # (key, small) -> parameters
+    init: Any  # (key, start) -> parameters; start is "bad", "small" or "good"
     data: Any
     batch_size: int | None
     learning_rate: float
+    steps: int
     close: Any  # best ELBO -> the ELBO from which on a seed counts as rescued
 
 
@@ -59,11 +64,12 @@ def mixture() -> Problem:
         with numpyro.plate("data", points), numpyro.handlers.scale(scale=kl_weight):
             numpyro.sample("z", dist.Categorical(logits=logits))
 
-    def init(key, small):
+    def init(key, start):
         means = jax.random.normal(key, (clusters, 2))
-        return {"means": means * (0.1 if small else 10.0), "logits": jnp.zeros((points, clusters))}
+        means = {"bad": 10.0 * means, "small": 0.1 * means, "good": centres}[start]
+        return {"means": means, "logits": jnp.zeros((points, clusters))}
 
-    return Problem(model, guide, init, data, None, 0.05, lambda best: best - 2.0)
+    return Problem(model, guide, init, data, None, 0.05, 10_000, lambda best: best - 2.0)
 
 
 def network() -> Problem:
@@ -87,21 +93,23 @@ def network() -> Problem:
         with numpyro.plate("data", data.shape[0]), numpyro.handlers.scale(scale=kl_weight):
             numpyro.sample("z", dist.Bernoulli(logits=(data - mean) @ weights + bias).to_event(1))
 
-    def init(key, small):
-        glorot = jax.nn.initializers.glorot_normal()(key, (pixels, units))
+    def init(key, start):
+        model_key, guide_key = jax.random.split(key)
+        glorot = jax.nn.initializers.glorot_normal()
+        good = start == "good"
         return {
-            "weights": jnp.full((units, pixels), -10.0),
+            "weights": glorot(model_key, (units, pixels)) if good else jnp.full((units, pixels), -10.0),
             "bias": jnp.zeros(pixels),
-            "prior": jnp.full(units, jnp.log(0.001 / 0.999)),
-            "encoder": glorot * (0.1 if small else 1.0),
+            "prior": jnp.zeros(units) if good else jnp.full(units, jnp.log(0.001 / 0.999)),
+            "encoder": glorot(guide_key, (pixels, units)) * (0.1 if start == "small" else 1.0),
             "encoder_bias": jnp.zeros(units),
         }
 
-    return Problem(model, guide, init, data, 20, 0.01, lambda best: 1.01 * best)
+    return Problem(model, guide, init, data, 20, 0.02, 20_000, lambda best: 1.01 * best)
 
 
-def fit(problem: Problem, svi: Any, key: Any, steps: int, *, small: bool = False, warm_up: bool = False) -> Any:
-    """Train, and return the ELBO of a data point set at the end, by 100 particles on all the data."""
+def fit(problem: Problem, svi: Any, key: Any, steps: int, *, start: str = "bad", warm_up: bool = False) -> Any:
+    """Train, and return the ELBO of all the data at the end, by 100 particles."""
     init_key, state_key, batch_key, final_key = jax.random.split(key, 4)
     weights = jnp.minimum(1.0, (1 + jnp.arange(steps)) / (steps / 2)) if warm_up else jnp.ones(steps)
 
@@ -111,7 +119,7 @@ def fit(problem: Problem, svi: Any, key: Any, steps: int, *, small: bool = False
         index = jax.random.randint(jax.random.fold_in(batch_key, t), (problem.batch_size,), 0, len(problem.data))
         return problem.data[index]
 
-    state = svi.init(state_key, batch(0), 1.0, init_params=problem.init(init_key, small))
+    state = svi.init(state_key, batch(0), 1.0, init_params=problem.init(init_key, start))
 
     def step(state, t):
         return svi.update(state, batch(t), weights[t])[0], None
@@ -123,22 +131,31 @@ def fit(problem: Problem, svi: Any, key: Any, steps: int, *, small: bool = False
 
 def methods(problem: Problem, steps: int) -> dict[str, Any]:
     """Each method as a function of a key that returns the final ELBO."""
-    adam, elbo = optax.adam(problem.learning_rate), proxvi.LeaveOneOutELBO(5)
-    decay = optax.exponential_decay(1.0, steps, 1e-10)
+    elbo = proxvi.LeaveOneOutELBO(5)
+    # The magnitude is down to 1e-10 of its start by half-time; the rest of the run is for the ELBO alone. Adam forgets
+    # within 100 steps how large the gradients were: with its default of 1,000 it would step too little in a short run.
+    decay = optax.exponential_decay(1.0, steps // 2, 1e-10)
+
+    def optimizer(steps):
+        return optax.adam(optax.cosine_decay_schedule(problem.learning_rate, steps), b2=0.99)
+
+    adam = optimizer(steps)
     plain = partial(SVI, problem.model, problem.guide)
     ours = partial(proxvi.ProximitySVI, problem.model, problem.guide, adam)
     clipped = optax.chain(optax.clip_by_global_norm(10.0), adam)
 
     def restarts(key):
-        return jnp.max(jnp.stack([fit(problem, plain(adam, elbo), k, steps // 5) for k in jax.random.split(key, 5)]))
+        runs = [fit(problem, plain(optimizer(steps // 5), elbo), k, steps // 5) for k in jax.random.split(key, 5)]
+        return jnp.max(jnp.stack(runs))
 
     def apart(q):  # the 100 assignments have logits of their own, so each is a unit, not one of a batch
         return proxvi.entropy(q["z"].to_event(1))
 
     statistic = apart if problem.batch_size is None else proxvi.entropy
     return {
+        "(VI, good start)": lambda key: fit(problem, plain(adam, elbo), key, steps, start="good"),
         "VI": lambda key: fit(problem, plain(adam, elbo), key, steps),
-        "VI, small start": lambda key: fit(problem, plain(adam, elbo), key, steps, small=True),
+        "VI, small start": lambda key: fit(problem, plain(adam, elbo), key, steps, start="small"),
         "VI, clipped gradients": lambda key: fit(problem, plain(clipped, elbo), key, steps),
         "VI, best of 5 restarts": restarts,
         "VI, KL warm-up": lambda key: fit(problem, plain(adam, elbo), key, steps, warm_up=True),
@@ -169,29 +186,57 @@ def picture(elbos: dict[str, np.ndarray], threshold: float, title: str, path: Pa
     figure.savefig(path, dpi=120)
 
 
+def finished(path: Path | None, settings: dict[str, Any]) -> np.ndarray | None:
+    """The ELBOs of an earlier run with the same settings, if it was saved."""
+    if path is None or not path.exists():
+        return None
+    saved = json.loads(path.read_text())
+    return np.array(saved["elbos"]) if saved["settings"] == settings else None
+
+
+def save(path: Path, settings: dict[str, Any], elbos: np.ndarray, seconds: float) -> None:
+    """One result file a method, with what is needed to make it again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    versions = {name: metadata.version(name) for name in ("proxvi", "jax", "numpyro", "optax")}
+    command = f"python examples/rescue.py {settings['problem']} --seeds {settings['seeds']} --steps {settings['steps']}"
+    record = {"settings": settings, "elbos": elbos.tolist(), "seconds": round(seconds), "command": command}
+    hardware = f"{platform.machine()}, {jax.device_count()} {jax.devices()[0].platform} device"
+    path.write_text(json.dumps({**record, "versions": versions, "hardware": hardware}, indent=1) + "\n")
+
+
 def main() -> dict[str, np.ndarray]:
     """Run one problem with all methods; print the table and save the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("problem", choices=["mixture", "network"])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=None, help="10,000 for the mixture, 20,000 for the network")
+    parser.add_argument(
+        "--results", type=Path, default=None, help="a folder of result files; what is there is not rerun"
+    )
     parser.add_argument("--picture", type=Path, default=None, help="where to save it; needs matplotlib")
     parser.add_argument("--only", nargs="*", default=None, help="names of methods to run")
     arguments = parser.parse_args()
 
     problem = {"mixture": mixture, "network": network}[arguments.problem]()
+    steps = arguments.steps or problem.steps
     keys = jax.random.split(jax.random.key(0), arguments.seeds)
     elbos = {}
-    for name, method in methods(problem, arguments.steps).items():
+    for name, method in methods(problem, steps).items():
         if arguments.only and name not in arguments.only:
             continue
-        started = time.perf_counter()
-        one_seed = (
-            jax.jit(jax.vmap(method)) if arguments.problem == "mixture" else partial(jax.lax.map, jax.jit(method))
-        )
-        elbos[name] = np.asarray(one_seed(keys)) / len(problem.data)
-        seconds = time.perf_counter() - started
-        print(f"{name}: {np.sort(elbos[name]).round(3)} ({seconds:.0f} s)", flush=True)
+        settings = {"problem": arguments.problem, "method": name, "seeds": arguments.seeds, "steps": steps}
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        path = arguments.results and arguments.results / f"{arguments.problem}-{slug}.json"
+        known = finished(path, settings)
+        if known is None:
+            started = time.perf_counter()
+            # All seeds in one program; one after the other where a seed fills the processor by itself.
+            every = jax.vmap(method) if problem.batch_size is None else partial(jax.lax.map, method)
+            known = np.asarray(jax.jit(every)(keys)) / len(problem.data)
+            if path is not None:
+                save(path, settings, known, time.perf_counter() - started)
+        elbos[name] = known
+        print(f"{name}: {np.sort(known).round(3)}", flush=True)
     best = max(np.nanmax(values) for values in elbos.values()) * len(problem.data)
     threshold = problem.close(best) / len(problem.data)
     print(f"\nbest ELBO a data point {best / len(problem.data):.3f}; rescued from {threshold:.3f} on\n")
@@ -200,7 +245,7 @@ def main() -> dict[str, np.ndarray]:
         rescued = int((values >= threshold).sum())
         print(f"| {name} | {rescued} of {len(values)} | {np.median(values):.3f} | {np.min(values):.3f} |")
     if arguments.picture is not None:
-        picture(elbos, threshold, f"{arguments.problem}, {arguments.seeds} seeds", arguments.picture)
+        picture(elbos, threshold, f"{arguments.problem}, {arguments.seeds} seeds, {steps:,} steps", arguments.picture)
     return elbos
 
 

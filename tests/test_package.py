@@ -19,6 +19,7 @@ SOURCE = ROOT / "src" / "proxvi"
 LAYERS = [
     ["__init__"],
     ["svi"],
+    ["_penalised"],
     ["_guides"],
     ["transform", "inner_loop", "estimators"],
     ["constraint", "_calls"],

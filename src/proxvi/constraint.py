@@ -29,7 +29,8 @@ class Telemetry(NamedTuple):
         distance: `d(f(λ̃), f(λ_t))`.
         magnitude: `k_t`.
         share: of the gradient that is the constraint's, `‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)`, in [0, 1]. It is two more
-            passes over the parameters, so `proximity` measures it at every 16th step and keeps it in between.
+            passes over the parameters, so `proximity` measures it at every 16th step and keeps it in between, and
+            `ProximitySVI` at the end of `run` and when `measure_share` asks for it; NaN where it was not yet measured.
 
     Example:
         >>> Telemetry(distance=0.5, magnitude=2.0, share=0.1).share
@@ -41,9 +42,9 @@ class Telemetry(NamedTuple):
     share: Any
 
     @classmethod
-    def zeros(cls) -> "Telemetry":
+    def unmeasured(cls) -> "Telemetry":
         """Before the first step."""
-        return cls(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
+        return cls(jnp.zeros(()), jnp.zeros(()), jnp.full((), jnp.nan))
 
 
 class ConstraintState(NamedTuple):

@@ -114,7 +114,7 @@ def proximity_inner_loop(
         return InnerLoopState(
             constraint.init(params, lambda: arguments.describe(constraint.statistic, params)),
             jnp.array(key, copy=True),  # so that a loop may donate the state
-            Telemetry.zeros(),
+            Telemetry.unmeasured(),
             jnp.zeros((), jnp.int32),
             jnp.zeros(()),
         )

@@ -1,22 +1,22 @@
 """Door 2: NumPyro's SVI with a proximity constraint."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import tqdm
 from jax import Array
+from jax.core import Tracer
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 from numpyro.optim import Minimize
 
-from proxvi._calls import Arguments
-from proxvi._guides import OBSERVABLE, Observer, latent_sites
-from proxvi.constraint import SHARE_EVERY, Proximity, Telemetry, share
-from proxvi.estimators import AnnealedELBO, MultiParticleELBO
+from proxvi._penalised import Penalised
+from proxvi.constraint import Proximity, share
+from proxvi.estimators import AnnealedELBO
 from proxvi.transform import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState", "Skipped"]
@@ -121,17 +121,7 @@ class ProximitySVI(SVI):
                 "use an Optax optimiser."
             )
         self.constraints = tuple(constraints)
-        # A magnitude that is the number 0 switches a constraint off: the step compiles to NumPyro's own, bit for bit.
-        self._active = [i for i, c in enumerate(self.constraints) if not _is_zero(c.magnitude)]
-        self._estimator = loss.elbo if isinstance(loss, AnnealedELBO) else loss
-        self._arguments = tuple(Arguments.of(c.statistic, None) for c in self.constraints)
-        for arguments in self._arguments:
-            unknown = set(arguments.required) - {"prior", "params", "key"}
-            if unknown:
-                raise TypeError(
-                    f"`statistic` may take `prior`, `params` and `key` beside the guide's distributions, got "
-                    f"{sorted(unknown)}; close over anything else."
-                )
+        self._objective = Penalised(model, guide, loss, self.constraints, static_kwargs)
 
     def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any
@@ -139,22 +129,13 @@ class ProximitySVI(SVI):
         """Get the initial state; signature as in NumPyro."""
         state = super().init(rng_key, *args, init_params=init_params, **kwargs)
         params = self.optim.get_params(state.optim_state)
-        key = jax.random.key(0)  # only shapes are asked for
-        guide_trace, _ = self._traces(key, self._constrained(params, state.mutable_state), args, kwargs, prior=False)
-        self._guide_params = sorted(
-            name for name, site in guide_trace.items() if site["type"] == "param" and name in params
-        )
-        guide_params = {name: params[name] for name in self._guide_params}
-        constraints = []
-        for i, constraint in enumerate(self.constraints):
-            at = self._statistic(i, params, state.mutable_state, key, args, kwargs)
-            start = constraint.init(guide_params, lambda at=at: jax.eval_shape(at, guide_params))
-            constraints.append(ProximityState(start, Telemetry.zeros()))
+        self._objective.bind(cast(Any, self.constrain_fn), params, state.mutable_state, args, kwargs)
+        constraints = self._objective.start(params, state.mutable_state, args, kwargs)
         first_loss = jnp.zeros(())
         if isinstance(self.loss, AnnealedELBO) and self.loss.relative:
             first_loss = jnp.abs(self.evaluate(state, *args, **kwargs))
         none = jnp.zeros((), jnp.int32)
-        return ProximitySVIState(*state, tuple(constraints), Skipped(none, none, none, none - 1), first_loss)
+        return ProximitySVIState(*state, constraints, Skipped(none, none, none, none - 1), first_loss)
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
@@ -188,6 +169,12 @@ class ProximitySVI(SVI):
         )
         return state, loss
 
+    def guarded_update(self, svi_state: Any, *args: Any, **kwargs: Any) -> tuple[ProximitySVIState, Array]:
+        """`stable_update`, until `max_skipped_in_a_row` steps were bad: from then on nothing changes any more."""
+        stopped = svi_state.skipped.in_a_row >= self.max_skipped_in_a_row
+        after, loss = self.stable_update(svi_state, *args, **kwargs)
+        return jax.tree.map(lambda new, old: jnp.where(stopped, old, new), after, svi_state), loss
+
     def _gradient(
         self, svi_state: Any, args: Any, kwargs: Any, forward_mode_differentiation: bool
     ) -> tuple[Array, Any, ProximitySVIState]:
@@ -196,17 +183,49 @@ class ProximitySVI(SVI):
         params = self.optim.get_params(svi_state.optim_state)
 
         def objective(params: dict[str, Any]) -> tuple[Array, Any]:
-            loss, mutable_state, values = self._loss_and_values(step_key, params, svi_state, args, kwargs)
-            penalty, constraints = self._penalty(params, loss, values, svi_state, step_key, args, kwargs)
-            return loss + penalty, (loss, mutable_state, constraints)
+            return self._objective(params, svi_state, step_key, args, kwargs)
 
         if forward_mode_differentiation:
             grads, aux = jax.jacfwd(objective, has_aux=True)(params)
         else:
             (_, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         loss, mutable_state, constraints = aux
-        constraints = self._with_shares(constraints, grads, params, svi_state, step_key, args, kwargs)
         return loss, grads, svi_state._replace(mutable_state=mutable_state, rng_key=rng_key, constraints=constraints)
+
+    def measure_share(self, svi_state: ProximitySVIState, *args: Any, **kwargs: Any) -> ProximitySVIState:
+        """Fill in the telemetry what share of the gradient each constraint would have in the next step.
+
+            share = ‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)
+
+        It takes a gradient for each constraint apart, about another step each, so `update` does not do it; `run` does
+        at its end.
+
+        Args:
+            svi_state: as in `update`; nothing but the telemetry changes.
+            args: as in `update`.
+            kwargs: as in `update`.
+
+        Returns:
+            The state; `proxvi.telemetry` reads the shares off it.
+        """
+        if not self._objective.active:
+            return svi_state
+        _, rest, after = self._gradient(svi_state, args, kwargs, forward_mode_differentiation=False)
+        _, step_key = jax.random.split(svi_state.rng_key)  # as in the step
+
+        def distance(params: dict[str, Any], i: int) -> Array:
+            return self._objective.distance(i, params, svi_state, step_key, args, kwargs)[0]
+
+        params = self.optim.get_params(svi_state.optim_state)
+        strengths = {i: after.constraints[i].telemetry.magnitude for i in self._objective.active}
+        slopes = {i: jax.grad(distance)(params, i) for i in strengths}
+        for i, slope in slopes.items():
+            rest = jax.tree.map(lambda g, c, k=strengths[i]: g - k * c, rest, slope)
+        constraints = list(svi_state.constraints)
+        for i, slope in slopes.items():
+            report = constraints[i].telemetry._replace(share=share(rest, strengths[i], slope))
+            constraints[i] = constraints[i]._replace(telemetry=report)
+        return svi_state._replace(constraints=tuple(constraints))
 
     def run(
         self,
@@ -223,10 +242,14 @@ class ProximitySVI(SVI):
         """Run `num_steps` steps in compiled chunks; signature and result as in NumPyro.
 
         A chunk in which something was not finite is run again from its start with `stable_update`, so nothing that is
-        not finite gets into the result, and the others cost nothing. `stable_update=True` guards every chunk.
+        not finite gets into the result, and the others cost nothing. `stable_update=True` guards every chunk. Within
+        `vmap` or `jit` nothing is shown or raised: look at `result.state.skipped` and `telemetry(result.state)`.
 
         Raises:
             FloatingPointError: after `max_skipped_in_a_row` steps in a row that were not finite.
+
+        Warns:
+            UserWarning: if a constraint still makes up more than 1% of the gradient at the end.
         """
         if num_steps < 1:
             raise ValueError(f"`num_steps` must be a positive integer, got {num_steps}; one is one step.")
@@ -238,7 +261,14 @@ class ProximitySVI(SVI):
             return self.update(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
 
         def stable_step(state: Any, _: None) -> tuple[Any, Array]:
-            return self.stable_update(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
+            return self.guarded_update(
+                state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
+            )
+
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, args, kwargs))):
+            # Within `vmap` or `jit` nobody can look at a value: every step is guarded, and `skipped` tells afterwards.
+            state, losses = jax.lax.scan(stable_step, state, None, num_steps)
+            return SVIRunResult(self.get_params(state), self.measure_share(state, *args, **kwargs), losses)
 
         # `scan` by itself, as in NumPyro: within `jit` the data would be constants, and round differently.
         size, losses, done = max(num_steps // 20, 1), [], 0
@@ -246,18 +276,35 @@ class ProximitySVI(SVI):
             while done < num_steps:
                 length = min(size, num_steps - done)
                 after, chunk_losses = jax.lax.scan(stable_step if stable_update else step, state, None, length)
-                if not stable_update and not (np.all(np.isfinite(chunk_losses)) and bool(_is_finite(after))):
+                if not stable_update and not (np.all(np.isfinite(chunk_losses)) and is_finite_state(after)):
                     after, chunk_losses = jax.lax.scan(stable_step, state, None, length)
                 state = after
                 losses.append(chunk_losses)
                 done += length
-                self._check_skipped(state)
+                self.check_skipped(state)
                 bar.update(length)
                 if progress_bar:
                     bar.set_postfix_str(f"loss: {float(np.nanmean(chunk_losses)):.4f}", refresh=False)
+        if self._objective.active:  # compiled, as the steps are
+            state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **kwargs), None), state, None, 1)
+        self.warn_if_held(state)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
-    def _check_skipped(self, state: ProximitySVIState) -> None:
+    def warn_if_held(self, state: ProximitySVIState) -> None:
+        """Say so if a constraint, when its share was last measured, made up more than 1% of the gradient."""
+        for constraint, kept in zip(self.constraints, state.constraints, strict=True):
+            report = jax.device_get(kept.telemetry)
+            if report.share > 0.01:
+                name = getattr(constraint.statistic, "__name__", "statistic")
+                warnings.warn(
+                    f"the constraint on `{name}` still makes up {100 * report.share:.0f}% of the gradient at the end, "
+                    f"at magnitude {report.magnitude:.2g}: this is not yet an optimum of the ELBO. Let `magnitude` "
+                    "decay to nothing within the run, as `optax.exponential_decay(1.0, num_steps, 1e-10)` does.",
+                    stacklevel=3,
+                )
+
+    def check_skipped(self, state: ProximitySVIState) -> None:
+        """Raise `FloatingPointError` if the latest `max_skipped_in_a_row` steps were not finite."""
         skipped = jax.device_get(state.skipped)
         if skipped.in_a_row >= self.max_skipped_in_a_row:
             names = sorted(self.optim.get_params(state.optim_state))
@@ -268,161 +315,11 @@ class ProximitySVI(SVI):
                 "Lower the learning rate, clip the gradient, or look at the model for a logarithm of 0."
             )
 
-    # -- one step, in pieces ------------------------------------------------------------------------------------------
 
-    def _constrained(self, params: dict[str, Any], mutable_state: Any) -> dict[str, Any]:
-        constrained = dict(self.constrain_fn(params))  # pyright: ignore[reportOptionalCall]
-        if mutable_state:
-            constrained.update(jax.lax.stop_gradient(mutable_state))
-        return constrained
-
-    def _traces(
-        self, key: Any, constrained: dict[str, Any], args: Any, kwargs: Any, *, prior: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The guide's trace, and the model's replayed against it if `prior`; keys as `Trace_ELBO` would split them."""
-        kwargs = {**kwargs, **self.static_kwargs}
-        model_key, guide_key = jax.random.split(key)
-        guide = numpyro.handlers.substitute(numpyro.handlers.seed(self.guide, guide_key), data=constrained)
-        guide_trace = numpyro.handlers.trace(guide).get_trace(*args, **kwargs)
-        if not prior:
-            return guide_trace, {}
-        model = numpyro.handlers.replay(numpyro.handlers.seed(self.model, model_key), guide_trace)
-        model = numpyro.handlers.substitute(model, data=constrained)
-        return guide_trace, numpyro.handlers.trace(model).get_trace(*args, **kwargs)
-
-    def _observe(self, i: int, guide_trace: Any, model_trace: Any, params: Any, key: Any) -> Any:
-        """The `i`-th statistic, of the distributions in a trace of the guide."""
-        q = latent_sites(guide_trace)
-        extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, i)}
-        if "prior" in self._arguments[i].required:
-            extra["prior"] = {name: model_trace[name]["fn"] for name in q if name in model_trace}
-        return self.constraints[i].statistic(q, **self._arguments[i].chosen(extra))
-
-    def _statistic(
-        self, i: int, params: dict[str, Any], mutable_state: Any, key: Any, args: Any, kwargs: Any
-    ) -> Callable[[dict[str, Any]], Any]:
-        """The `i`-th statistic as a function of the guide's unconstrained parameters, by a run of the guide alone."""
-
-        def at(guide_params: dict[str, Any]) -> Any:
-            like = {name: params[name] for name in guide_params}
-            cast = jax.tree.map(lambda x, p: x.astype(p.dtype), guide_params, like)
-            constrained = self._constrained({**params, **cast}, mutable_state)
-            prior = "prior" in self._arguments[i].required
-
-            plates = {}
-
-            def particle(key: Array) -> Any:
-                traces = self._traces(key, {**constrained, **plates}, args, kwargs, prior=prior)
-                return self._observe(i, *traces, {name: constrained[name] for name in guide_params}, key)
-
-            if isinstance(self._estimator, MultiParticleELBO):
-                everything = {**kwargs, **self.static_kwargs}
-                plates = self._estimator.draw_plates(key, constrained, self.model, self.guide, args, everything)
-            if self._estimator.num_particles == 1:
-                return particle(key)
-            keys = jax.random.split(key, self._estimator.num_particles)  # as the ELBO splits it
-            return jax.tree.map(lambda x: jnp.mean(x, axis=0), self._estimator.vectorize_particles_fn(particle, keys))
-
-        return at
-
-    def _loss_and_values(
-        self, key: Any, params: dict[str, Any], svi_state: Any, args: Any, kwargs: Any
-    ) -> tuple[Any, Any, dict[int, Any] | None]:
-        """−ELBO, the mutable state, and the statistics, read off the very runs of the guide that the ELBO made."""
-        constrained = self._constrained(params, svi_state.mutable_state)
-        kwargs = {**kwargs, **self.static_kwargs}
-        guide_params = {name: constrained[name] for name in self._guide_params}
-        model, guide = self.model, self.guide
-        if isinstance(self.loss, AnnealedELBO):
-            guide = self.loss.tempered(guide, svi_state.optim_state[0], svi_state.first_loss)
-
-        def observe(guide_trace: Any, model_trace: Any, particle_key: Array) -> dict[int, Any]:
-            return {i: self._observe(i, guide_trace, model_trace, guide_params, particle_key) for i in self._active}
-
-        elbo, values = self._estimator, None
-        if type(elbo) in OBSERVABLE and self._active:
-            observer = Observer(elbo, model, guide, observe)
-            elbo, model, guide = observer.elbo, observer.model, observer.guide
-        else:
-            observer = None
-        if jax.tree.leaves(svi_state.mutable_state):
-            result = elbo.loss_with_mutable_state(key, constrained, model, guide, *args, **kwargs)
-            loss, mutable_state = result["loss"], result["mutable_state"]
-        else:
-            loss = elbo.loss(key, constrained, model, guide, *args, **kwargs)
-            mutable_state = svi_state.mutable_state
-        if observer is not None:
-            values = observer.values(key)
-        return loss, mutable_state, values
-
-    def _penalty(
-        self,
-        params: dict[str, Any],
-        loss: Array,
-        values: dict[int, Any] | None,
-        svi_state: Any,
-        key: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> tuple[Array, tuple[ProximityState, ...]]:
-        """`Σ k d`, and the constraints' next states."""
-        guide_params = {name: params[name] for name in self._guide_params}
-        total, states = jnp.zeros(()), []
-        for i, (constraint, state) in enumerate(zip(self.constraints, svi_state.constraints, strict=True)):
-            if i not in self._active:
-                states.append(state)
-                continue
-            fixed = jax.lax.stop_gradient(params)
-            at = self._statistic(i, fixed, svi_state.mutable_state, key, args, kwargs)
-            value = at(guide_params) if values is None else values[i]
-            # The barrier keeps the loss itself in the shape that NumPyro compiles it to, to the last bit.
-            seen = jax.lax.optimization_barrier(jax.lax.stop_gradient(loss))
-            magnitude, first_loss = constraint.strength(state.constraint, seen)
-            distance, reference = constraint.measure(state.constraint, guide_params, value, at)
-            after = constraint.advance(state.constraint, first_loss, reference)
-            total = total + magnitude * distance
-            states.append(ProximityState(after, Telemetry(distance, magnitude, state.telemetry.share)))
-        return total, tuple(states)
-
-    def _with_shares(
-        self,
-        constraints: tuple[ProximityState, ...],
-        grads: Any,
-        params: Any,
-        svi_state: Any,
-        key: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> tuple[ProximityState, ...]:
-        """Measure each constraint's share of the gradient at every 16th step, by a gradient of its own."""
-        if not self._active:
-            return constraints
-
-        def measured() -> list[Array]:
-            def each(params: dict[str, Any], i: int) -> Array:
-                guide_params = {name: params[name] for name in self._guide_params}
-                at = self._statistic(i, params, svi_state.mutable_state, key, args, kwargs)
-                state = svi_state.constraints[i].constraint
-                return self.constraints[i].measure(state, guide_params, at(guide_params), at)[0]
-
-            magnitudes = [constraints[i].telemetry.magnitude for i in self._active]
-            slopes = [jax.grad(each)(params, i) for i in self._active]
-            rest = grads
-            for magnitude, slope in zip(magnitudes, slopes, strict=True):
-                rest = jax.tree.map(lambda g, c, k=magnitude: g - k * c, rest, slope)
-            return [share(rest, k, slope) for k, slope in zip(magnitudes, slopes, strict=True)]
-
-        step = svi_state.constraints[self._active[0]].constraint.step
-        before = [constraints[i].telemetry.share for i in self._active]
-        shares = jax.lax.cond(step % SHARE_EVERY == 0, measured, lambda: before)
-        updated = list(constraints)
-        for i, value in zip(self._active, shares, strict=True):
-            updated[i] = updated[i]._replace(telemetry=updated[i].telemetry._replace(share=value))
-        return tuple(updated)
-
-
-def _is_zero(magnitude: Any) -> bool:
-    return isinstance(magnitude, int | float) and magnitude == 0
+def is_finite_state(state: ProximitySVIState) -> bool:
+    """Whether all is finite that later steps read."""
+    read = (state.optim_state, state.mutable_state, [c.constraint for c in state.constraints])
+    return bool(_is_finite(read))
 
 
 def _is_finite(tree: Any) -> Array:

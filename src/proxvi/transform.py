@@ -82,7 +82,7 @@ def proximity(
         check_parameters(params)
         return ProximityState(
             constraint.init(params, lambda: arguments.describe(statistic, params)),
-            Telemetry.zeros(),
+            Telemetry.unmeasured(),
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ProximityState]:

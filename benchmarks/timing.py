@@ -1,0 +1,57 @@
+"""Ratios of times that mean something on a shared machine: the variants take turns, and the median counts.
+
+Two compiled copies of one program differ by a few percent, by where their buffers happen to lie. So every variant is
+built several times over, the first of them once more as a control, and the control's ratio tells how far to trust the
+others.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def flops(function: Callable[..., Any], *args: Any) -> float:
+    """What XLA counts for one call; both branches of a conditional are in it."""
+    return (jax.jit(function).lower(*args).compile().cost_analysis() or {})["flops"]
+
+
+def compare(
+    variants: dict[str, Callable[[], Callable[[], Any]]], *, rounds: int, steps: int, copies: int = 3
+) -> dict[str, tuple[float, np.ndarray]]:
+    """Time each variant against the first.
+
+    Args:
+        variants: builders by name; each builds a function that runs `steps` steps, anew at every call.
+        rounds: how often all take their turn.
+        steps: to divide the time by.
+        copies: how often each is built.
+
+    Returns:
+        For each name the median seconds of a step, and the ratios to the first variant, of all rounds and copies.
+    """
+    first = next(iter(variants))
+    builders = {**variants, f"{first}, again": variants[first]}
+    runs = [(name, build()) for _ in range(copies) for name, build in builders.items()]
+    for _, run in runs:
+        jax.block_until_ready(run())  # compiles
+    seconds = {name: [] for name in builders}
+    for _ in range(rounds):
+        for name, run in runs:
+            started = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append((time.perf_counter() - started) / steps)
+    by_round = {name: np.array(times).reshape(rounds, copies) for name, times in seconds.items()}
+    base = np.median(by_round[first], axis=1, keepdims=True)
+    return {name: (float(np.median(times)), (times / base).ravel()) for name, times in by_round.items()}
+
+
+def row(name: str, seconds: float, ratios: np.ndarray, more: str = "") -> str:
+    """One line of a table under `HEADER`."""
+    low, high = np.quantile(ratios, [0.1, 0.9])
+    return f"{name:34} {1e3 * seconds:9.2f} {np.median(ratios):7.3f} {f'{low:.2f} to {high:.2f}':>14} {more:>7}"
+
+
+HEADER = f"{'':34} {'ms a step':>9} {'ratio':>7} {'10% to 90%':>14} {'FLOPs':>7}"
