@@ -18,7 +18,9 @@ SOURCE = ROOT / "src" / "proxvi"
 # Imports point down this list only; modules on one line are siblings and do not import each other.
 LAYERS = [
     ["__init__"],
-    ["svi"],
+    ["training"],
+    ["_run", "_watch", "checkpoints"],
+    ["svi", "data"],
     ["_penalised"],
     ["_guides"],
     ["transform", "inner_loop", "estimators"],

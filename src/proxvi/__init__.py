@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from proxvi.checkpoints import ConfigurationError
 from proxvi.constraint import Proximity, Telemetry
 from proxvi.distances import inverse_huber, kl, squared
 from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO
@@ -9,12 +10,14 @@ from proxvi.inner_loop import proximity_inner_loop
 from proxvi.references import Reference, parameter_average, statistic_average
 from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
 from proxvi.svi import ProximitySVI
+from proxvi.training import fit
 from proxvi.transform import proximity, telemetry
 
 __version__ = _version("proxvi")
 
 __all__ = [
     "AnnealedELBO",
+    "ConfigurationError",
     "LeaveOneOutELBO",
     "Proximity",
     "ProximitySVI",
@@ -22,6 +25,7 @@ __all__ = [
     "Telemetry",
     "VimcoELBO",
     "entropy",
+    "fit",
     "identity",
     "inverse_huber",
     "kl",

@@ -13,10 +13,10 @@ from jax import Array
 from numpyro.infer import Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from proxvi import _distributions
-from proxvi.estimators import LeaveOneOutELBO, VimcoELBO
+from proxvi.estimators import LeaveOneOutELBO, OrderedTraceELBO, VimcoELBO
 
 # Estimators that run the guide through `vectorize_particles_fn`, once a particle, so that it can be watched.
-OBSERVABLE = (Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO, LeaveOneOutELBO, VimcoELBO)
+OBSERVABLE = (Trace_ELBO, OrderedTraceELBO, TraceGraph_ELBO, TraceMeanField_ELBO, LeaveOneOutELBO, VimcoELBO)
 
 
 class Observer:

@@ -4,6 +4,7 @@ They are for guides whose samples carry no gradient (discrete latents): leave-on
 deterministic annealing around another estimator.
 """
 
+import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,23 @@ class _Term(NamedTuple):
     is_latent_of_guide: bool = False
     has_rsample: bool = True
     sign: float = 1.0
+
+
+class OrderedTraceELBO(Trace_ELBO):
+    """NumPyro's `Trace_ELBO`, with the sites added up in one order in every process.
+
+    NumPyro's own goes through a Python set of their names, whose order is another one in each process, so the last bit
+    of the loss (not of its gradient) is too.
+    """
+
+    def loss_with_mutable_state(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        apart = copy.copy(self)
+        apart.sum_sites = False
+        result = Trace_ELBO.loss_with_mutable_state(apart, *args, **kwargs)
+        losses: Any = result["loss"]
+        return {**result, "loss": sum(losses[name] for name in sorted(losses))}
 
 
 class MultiParticleELBO(ELBO):

@@ -1,5 +1,6 @@
 """Door 2: NumPyro's SVI with a proximity constraint."""
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -122,6 +123,13 @@ class ProximitySVI(SVI):
             )
         self.constraints = tuple(constraints)
         self._objective = Penalised(model, guide, loss, self.constraints, static_kwargs)
+
+    def with_loss(self, loss: Any) -> "ProximitySVI":
+        """The same with another ELBO."""
+        other = copy.copy(self)
+        other.loss = loss
+        other._objective = Penalised(self.model, self.guide, loss, self.constraints, self.static_kwargs)
+        return other
 
     def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any

@@ -1,0 +1,176 @@
+"""The compiled steps of one run of `fit`, on one device or many."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from proxvi.data import Arrays, Stream, local
+from proxvi.svi import ProximitySVI, is_finite_state
+
+
+class Run:
+    """The compiled steps of one run, and the state that they move."""
+
+    def __init__(
+        self,
+        svi: ProximitySVI,
+        key: Any,
+        data: tuple[Any, ...],
+        batch_size: int | None,
+        longest: int,
+        mesh: Mesh | None,
+    ) -> None:
+        # Shardings are XLA's to propagate, whatever type the axes of the caller's mesh have.
+        self.svi, self._mesh = svi, None if mesh is None else Mesh(mesh.devices, mesh.axis_names)
+        init_key, data_key, self._validation_key = (jax.random.fold_in(key, i) for i in range(3))
+        self._key = key
+        streamed = len(data) == 1 and not _is_array(data[0]) and hasattr(data[0], "__iter__")
+        if streamed:
+            if batch_size is not None:
+                raise ValueError(
+                    f"`batch_size` must be None where `data` is an iterable, got {batch_size}; the iterable makes its "
+                    "own batches."
+                )
+            self.source: Arrays | Stream = Stream(data[0], longest, self._spread_stack)
+        else:
+            self.source = Arrays(self.place(data), batch_size, data_key, longest, self._shard)
+            if mesh is not None and (size := batch_size or 0) % mesh.devices.shape[0]:
+                raise ValueError(
+                    f"`batch_size` must be a multiple of the {mesh.devices.shape[0]} devices along the first axis of "
+                    f"`mesh`, got {size}; change one of them."
+                )
+        self._longest = self.source.longest if isinstance(self.source, Stream) else longest
+        self._first = self.source.first()
+        if jax.process_count() > 1:  # all start from what process 0 sees
+            self._first = multihost_utils.broadcast_one_to_all(self._first)
+        self.state = self.place(svi.init(init_key, *self._first))
+        options: dict[str, Any] = {} if mesh is None else {"out_shardings": self._everywhere()}
+        self._plain = jax.jit(lambda *args: self._advance(svi.update, *args), **options)
+        self._guarded = jax.jit(lambda *args: self._advance(svi.guarded_update, *args), **options)
+        self._evaluate = jax.jit(lambda state, key, data: -svi.evaluate(state._replace(rng_key=key), *data))
+
+    def _advance(self, update: Any, state: Any, feed: Any, first: Any, length: Any, measure: Any) -> tuple[Any, Any]:
+        """`length` steps, and the share of the constraints after them if `measure`; one program for any length."""
+
+        def body(i: Any, carry: Any) -> Any:
+            state, losses = carry
+            state, loss = update(state, *self.source.pick(feed, first + i, i))
+            return state, losses.at[i].set(loss)
+
+        state, losses = jax.lax.fori_loop(0, length, body, (state, jnp.zeros(self._longest)))
+        last = self.source.pick(feed, first + length - 1, length - 1)
+        return jax.lax.cond(measure, lambda: self.svi.measure_share(state, *last), lambda: state), losses
+
+    def steps(self, step: int, limit: int, report_every: int, num_steps: int) -> tuple[int, np.ndarray]:
+        """Take up to `limit` steps from `step` on; returns how many, and their losses."""
+        feed, length = self.source.feed(step, limit)
+        after = step + length
+        measure = after % report_every == 0 or after == num_steps
+        args = (feed, jnp.asarray(step), jnp.asarray(length), jnp.asarray(measure))
+        state, losses = self._plain(self.state, *args)
+        self.source.ahead(after, min(report_every - after % report_every, num_steps - after))
+        chunk = np.asarray(losses)[:length]  # waits for the device
+        if not (np.all(np.isfinite(chunk)) and is_finite_state(state)):
+            state, losses = self._guarded(self.state, *args)
+            chunk = np.asarray(losses)[:length]
+        self.state = state
+        return length, chunk
+
+    def resume(self, step: int, state: Any, source: Any) -> None:
+        """Go on from a checkpoint."""
+        self.state = self.place(state)
+        self.source.seek(step, source)
+
+    def evaluate(self, validation: tuple[Any, ...]) -> float:
+        """The true ELBO of held-out data, with the same random numbers every time."""
+        return float(self._evaluate(self.state, self._validation_key, validation))
+
+    def telemetry(self) -> dict[str, Any]:
+        """What the constraints did, and how many steps were left out."""
+        reports = [jax.device_get(c.telemetry) for c in self.state.constraints]
+        values = {name: [float(getattr(r, name)) for r in reports] for name in ("magnitude", "distance", "share")}
+        told = {name: v[0] if len(v) == 1 else v for name, v in values.items() if v}
+        return {**told, "skipped": int(self.state.skipped.total)}
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must agree with: data, key, constraints, estimator, and the program of a step."""
+        constraints = [
+            {
+                "statistic": getattr(c.statistic, "__qualname__", type(c.statistic).__name__),
+                "distance": getattr(c.distance, "__qualname__", type(c.distance).__name__),
+                "relative": c.relative,
+            }
+            for c in self.svi.constraints
+        ]
+        program = jax.make_jaxpr(self.svi.update)(jax.tree.map(local, self.state), *self._first)
+        return {
+            **self.source.describe(),
+            "key": np.asarray(jax.random.key_data(self._key)).tolist(),
+            "constraints": constraints,
+            "loss": type(self.svi.loss).__name__,
+            "devices": 1 if self._mesh is None else self._mesh.size,
+            "jax": jax.__version__,
+            # learning rate, schedules, architecture: all of it is in the program
+            "program": hashlib.sha256("\n".join(sorted(_equations(program.jaxpr))).encode()).hexdigest(),
+        }
+
+    # -- devices ------------------------------------------------------------------------------------------------------
+
+    def _everywhere(self) -> NamedSharding:
+        assert self._mesh is not None
+        return NamedSharding(self._mesh, PartitionSpec())
+
+    def place(self, tree: Any) -> Any:
+        """A copy on every device of the mesh."""
+        if self._mesh is None:
+            return jax.tree.map(jnp.asarray, tree)
+        everywhere = self._everywhere()
+
+        def one(x: Any) -> Any:
+            if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            return jax.make_array_from_process_local_data(everywhere, np.asarray(local(x)), np.shape(x))
+
+        return jax.tree.map(one, tree)
+
+    def _shard(self, batch: Any) -> Any:
+        if self._mesh is None:
+            return batch
+        spread = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
+        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spread), batch)
+
+    def _spread_stack(self, stack: Any) -> Any:
+        if self._mesh is None:
+            return jax.tree.map(jnp.asarray, stack)
+        spread = NamedSharding(self._mesh, PartitionSpec(None, self._mesh.axis_names[0]))
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(spread, x), stack)
+
+
+def _equations(jaxpr: Any) -> Iterator[str]:
+    """What a program is made of, whatever the order in which it was written down and the names of its variables."""
+    for equation in jaxpr.eqns:
+        constants = [str(x.val) for x in equation.invars if hasattr(x, "val")]
+        settings = []
+        for name, value in equation.params.items():
+            inner = [getattr(x, "jaxpr", x) for x in jax.tree.leaves(value, is_leaf=_is_program) if _is_program(x)]
+            for program in inner:
+                yield from _equations(program)
+            if not inner and not callable(value):
+                settings.append(f"{name}={value}")
+        results = [str(x.aval) for x in equation.outvars]
+        yield re.sub(r"0x[0-9a-f]+", "", f"{equation.primitive} {constants} {results} {settings}")
+
+
+def _is_program(x: Any) -> bool:
+    return hasattr(x, "eqns")
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")

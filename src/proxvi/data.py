@@ -1,0 +1,224 @@
+"""Where batches come from: arrays in memory, addressed by the step, or a stream that remembers its place."""
+
+import base64
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
+
+
+class Arrays:
+    """Arrays in memory; every epoch visits each row once, in an order that only the key and the epoch decide.
+
+    The batch of step t is rows `order_e[B i : B (i + 1)]`, where `e, i = divmod(t, N // B)` and `order_e` is
+    `jax.random.permutation(fold_in(key, e), N)`. So there is nothing to remember, and a resumed run sees the same
+    batches. The `N % B` rows left over in an epoch are other ones in the next.
+
+    Args:
+        arrays: with a common leading axis.
+        batch_size: rows of a batch; None hands the arrays on as they are.
+        key: for the order.
+        longest: the most steps of one feed.
+        shard: a function that spreads a batch over devices.
+    """
+
+    def __init__(
+        self,
+        arrays: tuple[Any, ...],
+        batch_size: int | None,
+        key: Array,
+        longest: int,
+        shard: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self.rows = 0 if batch_size is None else _rows(arrays)
+        if batch_size is not None and not 1 <= batch_size <= self.rows:
+            raise ValueError(
+                f"`batch_size` must lie between 1 and the {self.rows} rows of the data, got {batch_size}; None "
+                "uses all of them at every step."
+            )
+        self.arrays, self.batch_size, self.key, self._shard = arrays, batch_size, key, shard
+        self.steps_per_epoch = 1 if batch_size is None else self.rows // batch_size
+        # Orders are made for whole blocks of epochs, so that short epochs do not mean short feeds.
+        self._epochs = max(1, longest // self.steps_per_epoch)
+        self._block, self._orders = -1, jnp.zeros(())
+        self._make = jax.jit(self._make_orders)
+
+    def _make_orders(self, key: Array, first: Array) -> Array:
+        def order(epoch: Array) -> Array:
+            return jax.random.permutation(jax.random.fold_in(key, epoch), self.rows).astype(jnp.int32)
+
+        return jax.lax.map(order, first + jnp.arange(self._epochs))
+
+    def feed(self, step: int, limit: int) -> tuple[Any, int]:
+        """What `pick` needs for steps from `step` on, and for how many of them it will do, at most `limit`."""
+        if self.batch_size is None:
+            return (self.arrays, self._orders), limit
+        block, start = divmod(step, self._epochs * self.steps_per_epoch)
+        if block != self._block:
+            self._block, self._orders = block, self._make(self.key, jnp.asarray(block * self._epochs))
+        return (self.arrays, self._orders), min(limit, self._epochs * self.steps_per_epoch - start)
+
+    def first(self) -> tuple[Any, ...]:
+        """The batch of step 0, for `init` to look at."""
+        arrays = jax.tree.map(local, self.arrays)
+        if self.batch_size is None:
+            return arrays
+        (_, orders), _ = self.feed(0, 1)
+        rows = np.asarray(orders)[0, : self.batch_size]
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays)
+
+    def pick(self, feed: Any, step: Array, i: Array) -> tuple[Any, ...]:
+        """The batch of `step`, the `i`-th of its feed; runs on the device."""
+        del i
+        arrays, orders = feed
+        if self.batch_size is None:
+            return self._shard(arrays)
+        epoch, place = jnp.divmod(step, self.steps_per_epoch)
+        start = (epoch % self._epochs, place * self.batch_size)
+        rows = jax.lax.dynamic_slice(orders, start, (1, self.batch_size))[0]
+        return self._shard(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
+
+    def state(self, step: int) -> Any:
+        """Nothing: the step says it all."""
+        del step
+
+    def seek(self, step: int, state: Any) -> None:
+        """Go to `step`; nothing to do."""
+
+    def ahead(self, step: int, limit: int) -> None:
+        """Nothing to fetch."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must agree with, contents included."""
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(self.arrays):
+            digest.update(np.ascontiguousarray(local(leaf)).tobytes())
+        return {
+            "batch_size": self.batch_size,
+            "data": signature(jax.tree.map(local, self.arrays)),
+            "data_digest": digest.hexdigest(),
+        }
+
+
+class Stream:
+    """Batches from an iterable, such as a Grain loader, a few at a time to the device.
+
+    An iterator with `get_state` and `set_state`, as Grain's, is resumed where it was; any other is started again and
+    run forward to its place. An iterable that ends is started again.
+
+    Args:
+        batches: an iterable of batches; a tuple is several arguments of the model.
+        longest: the most steps of one feed.
+        shard: a function that spreads a stack of batches over devices.
+    """
+
+    def __init__(self, batches: Iterable[Any], longest: int, shard: Callable[[Any], Any] = lambda stack: stack) -> None:
+        self._batches, self._shard = batches, shard
+        self._iterator, self._epoch = iter(batches), 0
+        self._states: dict[int, Any] = {0: self._position()}
+        self._first = first = self._next()
+        size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(first))
+        self.longest = max(1, min(longest, STREAM_BYTES // max(size, 1)))
+        self._pending = [first]  # pulled, and not yet part of a feed
+        self._feed: tuple[int, Any, int] | None = None
+
+    def _position(self) -> Any:
+        if not hasattr(self._iterator, "get_state"):
+            return None
+        state = self._iterator.get_state()  # pyright: ignore[reportAttributeAccessIssue]
+        return (
+            {"epoch": self._epoch, "base64": base64.b64encode(state).decode()}
+            if isinstance(state, bytes)
+            else {"epoch": self._epoch, "state": state}
+        )
+
+    def _next(self) -> tuple[Any, ...]:
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._epoch += 1
+            self._iterator = iter(self._batches)
+            batch = next(self._iterator, None)
+        if batch is None:
+            raise ValueError(
+                f"`data` ended after {self._epoch} epoch and cannot be started again; pass an iterable that can, not "
+                "a generator, or one that is long enough."
+            )
+        return batch if isinstance(batch, tuple) else (batch,)
+
+    def first(self) -> tuple[Any, ...]:
+        """The batch of step 0, for `init` to look at; in several processes this one's part."""
+        return self._first
+
+    def feed(self, step: int, limit: int) -> tuple[Any, int]:
+        """A stack of batches from `step` on, and how many there are."""
+        if self._feed is None or self._feed[0] != step:
+            self.ahead(step, limit)
+        assert self._feed is not None
+        _, stack, length = self._feed
+        return stack, length
+
+    def ahead(self, step: int, limit: int) -> None:
+        """Fetch the next feed while the device is busy with this one."""
+        if limit < 1 or (self._feed is not None and self._feed[0] == step):
+            return
+        length = min(limit, self.longest)
+        batches = self._pending + [self._next() for _ in range(length - len(self._pending))]
+        self._pending = []
+        self._states[step + length] = self._position()
+        self._states = dict(itertools.islice(self._states.items(), max(0, len(self._states) - 3), None))
+        batches += [batches[-1]] * (self.longest - length)  # one shape, so one compilation
+        stack = jax.tree.map(lambda *x: np.stack(x), *batches)
+        self._feed = (step, self._shard(stack), length)
+
+    def pick(self, feed: Any, step: Array, i: Array) -> tuple[Any, ...]:
+        """The `i`-th batch of a feed; runs on the device."""
+        del step
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), feed)
+
+    def state(self, step: int) -> Any:
+        """Where the iterator was before the batch of `step`."""
+        return self._states[step]
+
+    def seek(self, step: int, state: Any) -> None:
+        """Go to `step`: by the iterator's own state, or by counting."""
+        self._pending, self._feed, self._states = [], None, {step: state}
+        self._iterator, self._epoch = iter(self._batches), 0
+        if state is None:
+            for _ in range(step):
+                self._next()
+            return
+        self._epoch = state["epoch"]
+        saved = base64.b64decode(state["base64"]) if "base64" in state else state["state"]
+        self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        return {"batch": signature(self._first)}
+
+
+def _rows(arrays: Any) -> int:
+    lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(arrays)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"`data` must have one leading axis in common to take batches from, got lengths {sorted(lengths)}; with "
+            "`batch_size=None` the arrays are handed on whole."
+        )
+    return lengths.pop()
+
+
+def signature(tree: Any) -> str:
+    """Shapes and dtypes, for a person and for comparison."""
+    leaves = [f"{np.dtype(x.dtype).name}{list(np.shape(x))}" for x in map(np.asarray, jax.tree.leaves(tree))]
+    return ", ".join(leaves) or "none"
+
+
+def local(x: Any) -> Any:
+    """The copy of a replicated array that this process holds."""
+    return x.addressable_data(0) if isinstance(x, jax.Array) and not x.is_fully_addressable else x

@@ -1,0 +1,335 @@
+"""`fit`: the same bits however it is cut up, and nothing lost; the faults at small size."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import faults
+import grain
+import jax
+import jax.numpy as jnp
+import memory
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import proxvi
+from proxvi.data import Arrays
+
+ROOT = Path(__file__).parents[1]
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+KEY = jax.random.key(0)
+ROWS = 3.0 + np.random.default_rng(0).standard_normal((1_000, 50), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_numpyros_business() -> Any:
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class CrashError(Exception):
+    """What ends a run in the middle."""
+
+
+def crash_at(step: int) -> Any:
+    def callback(now: int, _: dict[str, Any]) -> None:
+        if now == step:
+            raise CrashError
+
+    return callback
+
+
+def test_bits_do_not_depend_on_how_the_run_is_cut_up(tmp_path: Path) -> None:
+    alone = faults.bits(faults.run(None))
+    assert faults.bits(faults.run(None, report_every=77)) == alone
+    for step in (300, 1_700):
+        with pytest.raises(CrashError):
+            faults.run(tmp_path, callback=crash_at(step))
+    # and once more with reports at other steps
+    assert faults.bits(faults.run(tmp_path, report_every=250)) == alone
+    # a finished run is not run again
+    started = time.perf_counter()
+    assert faults.bits(faults.run(tmp_path, callback=crash_at(0))) == alone
+    assert time.perf_counter() - started < 30
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    reports = [line["step"] for line in lines if "elbo" in line]
+    assert reports == sorted(set(reports))  # nothing twice, whatever was repeated after the crash
+    assert sum("resumed" in line for line in lines) >= 2
+
+
+def test_each_epoch_visits_every_row_once_in_another_order() -> None:
+    source = Arrays((np.arange(103),), 10, KEY, longest=25)
+    seen = []
+    step = 0
+    while step < 30:
+        feed, length = source.feed(step, 30 - step)
+        seen += [np.asarray(source.pick(feed, jnp.asarray(step + i), jnp.asarray(i))[0]) for i in range(length)]
+        step += length
+    epochs = np.array(seen).reshape(3, 100)
+    assert all(len(set(epoch)) == 100 for epoch in epochs)
+    assert not np.array_equal(epochs[0], epochs[1])
+    again = Arrays((np.arange(103),), 10, KEY, longest=7)  # addressed by the step, whatever the length of a feed
+    feed, _ = again.feed(17, 1)
+    np.testing.assert_array_equal(again.pick(feed, jnp.asarray(17), jnp.asarray(0))[0], seen[17])
+
+
+def test_numpyros_svi_takes_the_same_steps_as_in_its_own_loop() -> None:
+    svi = SVI(faults.model, AutoNormal(faults.model), optax.adam(0.05), Trace_ELBO())
+    result = proxvi.fit(svi, KEY, 200, ROWS, report_every=50)
+    state = svi.init(jax.random.fold_in(KEY, 0), ROWS)
+    update = jax.jit(svi.update)
+    for _ in range(200):
+        state, _ = update(state, ROWS)
+    for name, value in svi.get_params(state).items():
+        np.testing.assert_allclose(result.params[name], value, rtol=1e-5)
+    np.testing.assert_allclose(svi.evaluate(result.state, ROWS), result.losses[-1], rtol=0.01)
+
+
+def test_one_compilation_and_a_report_of_everything() -> None:
+    traces, reports = 0, []
+
+    def model(x: Any) -> None:
+        nonlocal traces
+        traces += 1
+        faults.model(x)
+
+    guide = AutoNormal(model)
+    constraint = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, 250, 1e-10))
+    svi = proxvi.ProximitySVI(model, guide, optax.adam(0.05), Trace_ELBO(), constraint)
+    counts = []
+
+    def callback(step: int, metrics: dict[str, Any]) -> None:
+        counts.append(traces)
+        reports.append((step, metrics))
+
+    proxvi.fit(svi, KEY, 1_050, ROWS, batch_size=100, report_every=100, callback=callback, validation=ROWS[:100])
+    assert counts[1:] == [counts[1]] * 10  # nothing is traced after the first report and validation
+    assert [step for step, _ in reports] == [*range(100, 1_001, 100), 1_050]
+    assert set(reports[0][1]) == {
+        *("elbo", "magnitude", "distance", "share", "skipped", "steps_per_second", "validation_elbo")
+    }
+    assert reports[0][1]["share"] > 0.05 > 0.01 > reports[-1][1]["share"]
+
+
+def test_stops_when_validation_does_not_improve_but_not_while_constrained() -> None:
+    def fit(constraint: Any, **options: Any) -> Any:
+        svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.05), Trace_ELBO(), constraint)
+        return proxvi.fit(svi, KEY, 3_000, ROWS, batch_size=100, report_every=100, validation=ROWS, **options)
+
+    held = proxvi.Proximity(proxvi.entropy, magnitude=1.0)
+    with pytest.warns(UserWarning, match=r"constraint on `entropy` still makes up \d+% of the gradient"):
+        assert len(fit(held, patience=2).losses) == 3_000
+    assert 200 < len(fit((), patience=2).losses) < 3_000
+    with pytest.raises(ValueError, match="`patience` must come with `validation`"):
+        proxvi.fit(faults.make_svi(), KEY, 100, ROWS, patience=2)
+
+
+def test_checkpoints_of_another_run_are_refused_by_name(tmp_path: Path) -> None:
+    def fit(rows: Any = ROWS, key: Any = KEY, steps: int = 200, rate: float = 0.05, **options: Any) -> Any:
+        options = {"batch_size": 100, **options}
+        svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(rate), Trace_ELBO(), ())
+        return proxvi.fit(svi, key, steps, rows, report_every=100, checkpoints=tmp_path, **options)
+
+    fit()
+    for name, options in {
+        "batch_size": {"batch_size": 50},
+        "key": {"key": jax.random.key(1)},
+        "data": {"rows": ROWS[:500]},
+        "data_digest": {"rows": ROWS + 1.0},
+        "user": {"configuration": {"mine": 1}},
+        "program": {"rate": 0.1},
+    }.items():
+        with pytest.raises(proxvi.ConfigurationError, match=rf"checkpoint 200 in .* for `{name}`, this run"):
+            fit(**options)
+    with pytest.raises(ValueError, match="`num_steps` must be at least 200"):
+        fit(steps=100)
+    assert len(fit(steps=300).losses) == 300  # going on for longer is no other run
+
+
+def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> None:
+    from proxvi.checkpoints import Checkpoints
+
+    folder = Checkpoints(tmp_path, {}, keep=2)
+    folder.save(5, {"weights": jnp.zeros((3, 2)), "key": KEY}, {"note": 1})
+    folder.wait()
+    for other in (jnp.zeros((2, 3)), jnp.zeros((3, 2), jnp.bfloat16)):
+        with pytest.raises(proxvi.ConfigurationError, match=r"has 'float32\[3, 2\]' for `\['weights'\]`"):
+            folder.restore(lambda _, other=other: {"weights": other, "key": KEY})
+    restored = folder.restore(lambda _: {"weights": jnp.ones((3, 2)), "key": jax.random.key(7)})
+    assert restored is not None
+    assert np.all(restored.tree["weights"] == 0)
+    assert jnp.all(jax.random.key_data(restored.tree["key"]) == jax.random.key_data(KEY))
+    assert restored.notes == {"note": 1}
+    folder.close()
+
+
+def test_nothing_is_lost_by_kill(tmp_path: Path) -> None:
+    faults.kill(tmp_path, times=2)
+
+
+def test_sigterm_saves_and_exits(tmp_path: Path) -> None:
+    faults.kill(tmp_path, times=1, number=signal.SIGTERM)
+
+
+def test_damaged_checkpoints_are_never_loaded(tmp_path: Path) -> None:
+    faults.damage(tmp_path, flips=4, cuts=2)
+
+
+def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
+    faults.nan(tmp_path / "nan", times=20)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"`checkpoints` must be a folder that can be written to, got .*choose another"):
+        faults.run(None, checkpoints=tmp_path / "file" / "folder")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_said_and_the_checkpoint_before_is_intact(tmp_path: Path) -> None:
+    try:
+        faults.disk(tmp_path)
+    except subprocess.CalledProcessError:
+        pytest.skip("this machine does not mount")
+
+
+def test_eight_devices_give_the_losses_of_one() -> None:
+    one = proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=200)
+    mesh = jax.make_mesh((8,), ("data",))
+    eight = proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=200, mesh=mesh)
+    np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
+    with pytest.raises(ValueError, match="`batch_size` must be a multiple of the 8 devices"):
+        proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=100, mesh=mesh)
+
+
+def two_processes(folder: Path, kill_at: int | None = None) -> list[str]:
+    """What each of them printed; with `kill_at`, kill the second one when that step is reported."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks"), "JAX_PLATFORMS": "cpu"}
+    script = ROOT / "tests" / "two_processes.py"
+    both = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(port), str(number), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    metrics = Path(f"{folder}.jsonl")
+    if kill_at is not None:
+        while both[1].poll() is None and not (metrics.exists() and f'"step": {kill_at},' in metrics.read_text()):
+            time.sleep(0.05)
+        both[1].kill()
+        killed = time.monotonic()
+        both[0].wait(timeout=30)  # the bound that we promise
+        assert time.monotonic() - killed < 30
+    printed = [process.communicate(timeout=300)[0] for process in both]
+    assert kill_at is not None or all(process.returncode == 0 for process in both), printed
+    return printed
+
+
+def test_two_processes_agree_and_survive_the_death_of_one(tmp_path: Path) -> None:
+    first, second = (text.splitlines()[-1] for text in two_processes(tmp_path / "alone"))
+    assert first == second
+    assert first.startswith("bits ")
+    one = proxvi.fit(faults.make_svi(), KEY, 100, ROWS, batch_size=100, progress=False)
+    lines = (tmp_path / "alone.jsonl").read_text().splitlines()
+    elbos = {line["step"]: line["elbo"] for line in map(json.loads, lines) if "elbo" in line}
+    np.testing.assert_allclose(elbos[100], -np.mean(one.losses[80:100]), rtol=1e-5)
+    survivor, _ = two_processes(tmp_path / "killed", kill_at=100)
+    assert "another task died" in survivor or "heartbeat" in survivor
+    resumed = two_processes(tmp_path / "killed")
+    assert [text.splitlines()[-1] for text in resumed] == [first, first]
+
+
+def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """10^5 records, streamed in shuffled batches; a crash in the second epoch."""
+    records = 3.0 + np.random.default_rng(1).standard_normal((100_000, 2), np.float32)
+    epoch = {}  # the batches of an epoch, by the first record of each
+
+    def note(batch: Any) -> Any:
+        epoch[batch.tobytes()] = len(epoch)
+        return batch
+
+    def fit(folder: Path, **options: Any) -> Any:
+        loader = grain.MapDataset.source(records).shuffle(seed=0).batch(500).map(note).to_iter_dataset()
+
+        def model(x: Any) -> None:
+            mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), 10.0).to_event(1))
+            with numpyro.plate("data", 100_000, subsample_size=x.shape[0]):
+                numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+        constraint = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, 200, 1e-10))
+        svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.01), Trace_ELBO(), constraint)
+        options = {"checkpoints": folder, "checkpoint_every": 0.0, **options}
+        return proxvi.fit(svi, KEY, 600, loader, report_every=30, **options)
+
+    alone = fit(tmp_path / "alone")
+    batches = dict(epoch)
+    assert len(batches) >= 200
+    with pytest.raises(CrashError):
+        fit(tmp_path / "crash", callback=crash_at(330))
+    epoch.clear()
+    again = fit(tmp_path / "crash")
+    assert faults.bits(again) == faults.bits(alone)
+    assert set(epoch) <= set(batches)  # the same batches, records and all
+    assert 90 < len(epoch) <= 330  # and not from the beginning: the first to be looked at, and those from 300 on
+
+
+def test_a_plain_iterable_is_run_forward_to_its_place(tmp_path: Path) -> None:
+    batches = [ROWS[100 * i : 100 * (i + 1)] for i in range(10)]
+
+    def fit(folder: Path, **options: Any) -> Any:
+        options = {"checkpoints": folder, "checkpoint_every": 0.0, "report_every": 10, **options}
+        return proxvi.fit(faults.make_svi(), KEY, 105, batches, **options)
+
+    alone = fit(tmp_path / "alone")
+    with pytest.raises(CrashError):
+        fit(tmp_path / "crash", callback=crash_at(70))
+    assert faults.bits(fit(tmp_path / "crash")) == faults.bits(alone)
+    with pytest.raises(ValueError, match=r"`data` ended after 1 epoch and cannot be started again"):
+        proxvi.fit(faults.make_svi(), KEY, 105, (batch for batch in batches))
+    with pytest.raises(ValueError, match="`batch_size` must be None where `data` is an iterable"):
+        proxvi.fit(faults.make_svi(), KEY, 105, batches, batch_size=10)
+
+
+def test_bad_arguments_are_refused() -> None:
+    svi = faults.make_svi()
+    with pytest.raises(ValueError, match="`num_steps` must be a positive integer, got 0"):
+        proxvi.fit(svi, KEY, 0, ROWS)
+    with pytest.raises(ValueError, match="`batch_size` must lie between 1 and the 1000 rows of the data, got 2000"):
+        proxvi.fit(svi, KEY, 10, ROWS, batch_size=2_000)
+    with pytest.raises(ValueError, match=r"`data` must have one leading axis in common .* got lengths \[10, 1000\]"):
+        proxvi.fit(svi, KEY, 10, ROWS, ROWS[:10], batch_size=5)
+
+
+def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFixture[str]) -> None:
+    faults.run(None, progress=True)
+    shown = capsys.readouterr().err
+    assert "3000/3000" in shown
+    assert all(f"{name}=" in shown for name in ("elbo", "magnitude", "distance"))
+    faults.run(None, progress=None)  # not on a terminal
+    assert capsys.readouterr().err == ""
+
+
+def test_memory_is_flat_and_nothing_compiles_twice() -> None:
+    ratio, traces = memory.main(steps=100_000)
+    assert ratio < 1.05  # 1.02 after 10^6 steps, by hand
+    assert traces == 0
