@@ -31,6 +31,9 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
+from proxvi._run import Run
+from proxvi.checkpoints import Checkpoints
+from proxvi.training import _reproducible
 
 STEPS, ROWS = 3_000, 1_000
 
@@ -49,20 +52,31 @@ def make_svi():
 
 def run(folder, **options):
     """The run that all this is about; `folder` None leaves it alone."""
-    rows = 3.0 + np.random.default_rng(0).standard_normal((ROWS, 50), np.float32)
     if folder is not None:
         options = {"checkpoints": folder / "checkpoints", "metrics_file": folder / "metrics.jsonl", **options}
     options = {"report_every": 100, "checkpoint_every": 0.0, "progress": False, **options}
-    return proxvi.fit(make_svi(), jax.random.key(0), STEPS, rows, batch_size=100, **options)
+    return proxvi.fit(make_svi(), jax.random.key(0), STEPS, data(), batch_size=100, **options)
 
 
 def bits(result):
     """A digest of parameters, optimiser, references and losses."""
     read = (result.state.optim_state, [c.constraint for c in result.state.constraints], result.losses, result.params)
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(read):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
+    return digest(read)
+
+
+def digest(tree):
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        total.update(np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes())
+    return total.hexdigest()
+
+
+def is_key(leaf):
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def data():
+    return 3.0 + np.random.default_rng(0).standard_normal((ROWS, 50), np.float32)
 
 
 def start(folder):
@@ -79,6 +93,12 @@ def lines(folder):
         with contextlib.suppress(json.JSONDecodeError):  # cut off by the kill
             found.append(json.loads(line))
     return found
+
+
+def identity(folder):
+    """The metrics file is replaced, as a whole, when a run resumes."""
+    path = folder / "metrics.jsonl"
+    return path.stat().st_ino if path.exists() else None
 
 
 def acknowledged(folder):
@@ -101,6 +121,7 @@ def kill(folder, times, number=signal.SIGKILL):
         place.mkdir(parents=True)
         promised, life = 0, None
         while True:
+            file = identity(place)
             process = start(place)
             if ended < times:
                 started, before = time.monotonic(), len(lines(place))
@@ -114,7 +135,8 @@ def kill(folder, times, number=signal.SIGKILL):
                     time.sleep(chance.uniform(0.0, 0.3))
                 process.send_signal(number)
             output, errors = process.communicate()
-            lost += resumed(place) < promised and len(lines(place)) > 0
+            if identity(place) != file:  # it lived to resume
+                lost += resumed(place) < promised
             if process.returncode == 0:
                 different += output.decode().strip() != alone
                 break
@@ -137,16 +159,38 @@ def kill(folder, times, number=signal.SIGKILL):
     assert lost == different == unsaved == 0
 
 
-def damage(folder, flips, cuts):
-    """Flip one bit, or cut a file short, anywhere in the newest checkpoint; then load."""
+def damage(folder, flips, cuts, runs=3):
+    """Flip one bit, or cut a file short, anywhere in the newest checkpoint; then load. `runs` times, also go on."""
     shutil.rmtree(folder, ignore_errors=True)
     pristine, place = folder / "pristine", folder / "damaged"
     alone = bits(run(pristine))
-    newest = str(STEPS)
-    files = [path for path in sorted((pristine / "checkpoints" / newest).rglob("*")) if path.is_file()]
+    fresh = Run(_reproducible(make_svi()), jax.random.key(0), (data(),), 100, 100, None)
+    configuration = {**fresh.describe(), "user": None}
+
+    def load(path):
+        checkpoints = Checkpoints(path / "checkpoints", configuration, keep=3)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = checkpoints.restore(lambda step: {"state": fresh.state, "losses": np.empty(step, np.float32)})
+        checkpoints.close()
+        return found, any("is damaged" in str(w.message) for w in said)
+
+    steps = sorted(int(path.name) for path in (pristine / "checkpoints").iterdir() if path.name.isdigit())
+    whole = {}  # what each checkpoint holds: the newest, then without it the one before
+    for newest in reversed(steps):
+        found, _ = load(pristine)
+        assert found is not None
+        whole[newest] = digest(found.tree)
+        if newest == steps[-1]:
+            shutil.copytree(pristine, folder / "copy")
+        shutil.rmtree(pristine / "checkpoints" / str(newest))
+    shutil.rmtree(pristine)
+    (folder / "copy").rename(pristine)
+
+    files = [path for path in sorted((pristine / "checkpoints" / str(steps[-1])).rglob("*")) if path.is_file()]
     sizes = [path.stat().st_size for path in files]
     chance, outcomes = random.Random(0), {"flip": [], "cut": []}
-    for kind in ["flip"] * flips + ["cut"] * cuts:
+    for i, kind in enumerate(["flip"] * flips + ["cut"] * cuts):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(pristine, place)
         victim = chance.choices(files, sizes if kind == "flip" else None)[0]
@@ -156,18 +200,18 @@ def damage(folder, flips, cuts):
         if kind == "flip":
             content[at] ^= 1 << chance.randrange(8)
         path.write_bytes(content if kind == "flip" else content[:at])
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            result = run(place)
-        assert bits(result) == alone, f"a {kind} in {victim} at byte {at} changed the result"
-        noticed = any("is damaged" in str(w.message) for w in said)
+        found, noticed = load(place)
+        where = f"a {kind} in {victim.relative_to(pristine)} at byte {at}"
+        assert found is not None, f"{where} lost every checkpoint"
+        assert found.step == steps[-2 if noticed else -1], f"{where} lost the checkpoint without a word"
+        assert digest(found.tree) == whole[found.step], f"{where} was loaded"
         outcomes[kind].append(noticed)
-        if not noticed:
-            assert resumed(place) == STEPS, f"a {kind} in {victim} lost the checkpoint without a word"
+        if i < runs:
+            assert bits(run(place)) == alone, f"{where} changed the result"
     for kind, noticed in outcomes.items():
         print(
-            f"{kind}: {len(noticed)} times; {sum(noticed)} noticed and resumed from the checkpoint before, "
-            f"{len(noticed) - sum(noticed)} in bytes that carry nothing (same state loaded); 0 loaded wrong"
+            f"{kind}: {len(noticed)} times; {sum(noticed)} noticed, and the checkpoint before it loaded; "
+            f"{len(noticed) - sum(noticed)} in bytes that carry nothing, the same state loaded; 0 loaded wrong"
         )
 
 
@@ -212,7 +256,7 @@ def disk(folder):
 def nan(folder, times):
     """NaN at random steps, then from some step on."""
     shutil.rmtree(folder, ignore_errors=True)
-    rows = 3.0 + np.random.default_rng(0).standard_normal((ROWS, 50), np.float32)
+    rows = data()
     bad = np.random.default_rng(1).choice(np.arange(1, STEPS), times, replace=False)
 
     def batches(spoilt):

@@ -185,7 +185,7 @@ def test_sigterm_saves_and_exits(tmp_path: Path) -> None:
 
 
 def test_damaged_checkpoints_are_never_loaded(tmp_path: Path) -> None:
-    faults.damage(tmp_path, flips=4, cuts=2)
+    faults.damage(tmp_path, flips=20, cuts=10, runs=1)
 
 
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFi
     faults.run(None, progress=True)
     shown = capsys.readouterr().err
     assert "3000/3000" in shown
-    assert all(f"{name}=" in shown for name in ("elbo", "magnitude", "distance"))
+    assert all(f"{name} " in shown for name in ("elbo", "magnitude", "distance"))
     faults.run(None, progress=None)  # not on a terminal
     assert capsys.readouterr().err == ""
 

@@ -58,11 +58,11 @@ class Record:
                     kept.append(line + "\n")
             except json.JSONDecodeError:
                 pass  # cut off by a crash
+        if step:
+            kept.append(json.dumps({"step": step, "resumed": True}) + "\n")
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.write_text("".join(kept))
         fresh.replace(self._path)
-        if step:
-            self.write({"step": step, "resumed": True})
 
     def report(self, step: int, metrics: dict[str, Any]) -> None:
         self.write({"step": step, **metrics})

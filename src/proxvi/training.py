@@ -27,7 +27,7 @@ __all__ = ["fit"]
 
 LOG = logging.getLogger("proxvi")
 ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
-SHOWN = ("elbo", "validation_elbo", "magnitude", "distance")  # in the progress bar
+SHOWN = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g"}  # in the progress bar
 
 
 def fit(
@@ -140,7 +140,9 @@ def fit(
                 losses[:step] = restored.tree["losses"]
         record.resume(step)
         shown = (sys.stderr.isatty() if progress is None else progress) and jax.process_index() == 0
-        bar = stack.enter_context(tqdm.tqdm(total=num_steps, initial=step, disable=not shown, unit="step"))
+        bar = stack.enter_context(
+            tqdm.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
+        )
         if step and shown:
             bar.write(f"resumed at step {step} of {num_steps} from {folder and folder.folder}", file=sys.stderr)
         told = stack.enter_context(signals(folder is not None))
@@ -168,9 +170,8 @@ def fit(
                     metrics["validation_elbo"] = run.evaluate(validation)
                     _wait_for_better(notes, metrics, patience)
                 record.report(step, metrics)
-                bar.set_postfix(
-                    {name: f"{metrics[name]:.4g}" for name in SHOWN if isinstance(metrics.get(name), float)}
-                )
+                shown_now = {k: f"{metrics[k]:{how}}" for k, how in SHOWN.items() if isinstance(metrics.get(k), float)}
+                bar.set_postfix_str(" ".join(f"{k} {v}" for k, v in shown_now.items()), refresh=False)
             if folder is not None:
                 record.saved(folder.saved())
                 stop = agree_to_stop(bool(told), step)

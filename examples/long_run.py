@@ -1,0 +1,72 @@
+"""A run that can be killed: start it, stop it however you like, start it again.
+
+    python examples/long_run.py --folder runs/bars
+
+A sigmoid belief network of 16 units learns pictures of bars (8 × 8 pixels, each of 16 bars there or not). Its start
+switches every unit off; the entropy constraint keeps them alive until the weights have found their place.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+
+import proxvi
+
+SIZE, UNITS = 8, 16
+PIXELS = SIZE * SIZE
+
+
+def bars(key, count):
+    """Pictures in which each of 8 rows and 8 columns is lit with probability 1/8."""
+    row, column = jax.random.bernoulli(key, 1 / 8, (2, count, SIZE))
+    return (row[:, :, None] | column[:, None, :]).reshape(count, PIXELS).astype(jnp.float32)
+
+
+def model(pictures):
+    weights = numpyro.param("weights", jnp.full((UNITS, PIXELS), -5.0))
+    bias = numpyro.param("bias", jnp.zeros(PIXELS))
+    prior = numpyro.param("prior", jnp.full(UNITS, jnp.log(0.001 / 0.999)))
+    with numpyro.plate("data", pictures.shape[0]):
+        z = numpyro.sample("z", dist.Bernoulli(logits=prior).to_event(1))
+        numpyro.sample("x", dist.Bernoulli(logits=z @ weights + bias).to_event(1), obs=pictures)
+
+
+def guide(pictures):
+    kernel = jax.nn.initializers.glorot_normal()(jax.random.key(0), (PIXELS, UNITS))
+    weights, bias = numpyro.param("encoder", kernel), numpyro.param("encoder_bias", jnp.zeros(UNITS))
+    with numpyro.plate("data", pictures.shape[0]):
+        numpyro.sample("z", dist.Bernoulli(logits=pictures @ weights + bias).to_event(1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="for checkpoints and metrics")
+    parser.add_argument("--steps", type=int, default=20_000)
+    arguments = parser.parse_args()
+
+    magnitude = optax.exponential_decay(1.0, arguments.steps // 2, 1e-10)
+    constraint = proxvi.Proximity(proxvi.entropy, magnitude=magnitude, reference=proxvi.statistic_average())
+    svi = proxvi.ProximitySVI(model, guide, optax.adam(0.01, b2=0.99), proxvi.LeaveOneOutELBO(5), constraint)
+    result = proxvi.fit(
+        svi,
+        jax.random.key(0),
+        arguments.steps,
+        bars(jax.random.key(1), 5_000),
+        batch_size=50,
+        report_every=500,
+        validation=bars(jax.random.key(2), 200),
+        checkpoints=arguments.folder / "checkpoints",
+        checkpoint_every=5.0,
+        metrics_file=arguments.folder / "metrics.jsonl",
+    )
+    final = -float(result.losses[-100:].mean()) / 50
+    print(f"ELBO of a picture: {final:.1f}; the best possible is about {-SIZE * 2 * 0.377:.1f}")
+
+
+if __name__ == "__main__":
+    main()
