@@ -181,7 +181,9 @@ def picture(elbos: dict[str, np.ndarray], threshold: float, title: str, path: Pa
         axes.plot(-values[~good], np.full((~good).sum(), row), "o", color="tab:red", alpha=0.6)
     axes.axvline(-threshold, color="grey", lw=1)
     axes.set_yticks(range(len(elbos)), [f"{name}  {int((v >= threshold).sum())}/{len(v)}" for name, v in elbos.items()])
-    axes.set(xscale="log", xlabel="−ELBO after training (left is better)", title=title)
+    axes.set(xscale="log", xlabel="−ELBO of a data point after training (left is better)", title=title)
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis("{x:g}")
     axes.invert_yaxis()
     figure.savefig(path, dpi=120)
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,20 @@ def test_checkpoints_of_another_run_are_refused_by_name(tmp_path: Path) -> None:
     assert len(fit(steps=300).losses) == 300  # going on for longer is no other run
 
 
+def test_arrays_that_the_model_closes_over_are_part_of_the_run(tmp_path: Path) -> None:
+    def fit(scale: Any) -> Any:
+        def model(x: Any) -> None:
+            numpyro.sample("x", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), scale), obs=x)
+
+        svi = SVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO())
+        return proxvi.fit(svi, KEY, 10, ROWS[:, 0], checkpoints=tmp_path)
+
+    fit(jnp.full(1_000, 1.0))
+    fit(jnp.full(1_000, 1.0))
+    with pytest.raises(proxvi.ConfigurationError, match="for `program`"):
+        fit(jnp.full(1_000, 2.0))
+
+
 def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> None:
     from proxvi.checkpoints import Checkpoints
 
@@ -190,6 +205,64 @@ def test_damaged_checkpoints_are_never_loaded(tmp_path: Path) -> None:
 
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
     faults.nan(tmp_path / "nan", times=20)
+
+
+def test_bits_do_not_depend_on_the_chunks_where_steps_are_left_out() -> None:
+    bad = {3, 4, 5, 41, 80, 119}
+    batches = [(ROWS[:100], np.asarray(t in bad)) for t in range(120)]
+
+    def fit(**options: Any) -> Any:
+        return proxvi.fit(faults.make_svi(), KEY, 120, batches, **options)
+
+    whole, short = fit(), fit(report_every=7)
+    assert list(np.flatnonzero(np.isnan(whole.losses))) == sorted(bad)
+    assert whole.state.skipped.total == short.state.skipped.total == len(bad)
+    assert faults.bits(whole) == faults.bits(short)
+
+
+def test_bad_steps_with_good_ones_between_them_do_not_stop_a_run_of_short_chunks() -> None:
+    batches = [(ROWS[:100], np.asarray(t % 3 == 2)) for t in range(60)]
+    result = proxvi.fit(faults.make_svi(), KEY, 60, batches, report_every=1)
+    assert result.state.skipped.total == 20
+
+
+def test_a_gradient_that_overflows_the_optimiser_is_left_out() -> None:
+    def model(scale: Any) -> None:
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.factor("steep", scale[0] * loc)
+
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO(), ())
+    batches = [np.full(1, 1e25 if t == 5 else 1.0, np.float32) for t in range(20)]  # its square is not a float32
+    result = proxvi.fit(svi, KEY, 20, batches)
+    assert result.state.skipped.total == 1
+    assert result.state.skipped.parameter == -2
+
+
+def test_callers_svi_reads_the_result() -> None:
+    svi = faults.make_svi()
+    result = proxvi.fit(svi, KEY, 50, ROWS)
+    np.testing.assert_array_equal(svi.get_params(result.state)["mean_auto_loc"], result.params["mean_auto_loc"])
+    assert np.isfinite(svi.evaluate(result.state, ROWS))
+
+
+def test_patience_does_not_wait_for_what_beats_nan() -> None:
+    from proxvi.training import _wait_for_better
+
+    notes = {"best": None, "waited": 0, "stopped": False}
+    for elbo in (float("nan"), -5.0, -4.0, -3.0):
+        _wait_for_better(notes, {"validation_elbo": elbo}, patience=3)
+    assert notes == {"best": -3.0, "waited": 0, "stopped": False}
+
+
+def test_a_folder_in_which_nothing_is_intact_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    faults.run(tmp_path, checkpoint_every=300.0)
+    for _ in range(2):
+        for file in (tmp_path / "checkpoints").glob("*/state/d/*"):
+            file.write_bytes(b"")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(OSError, match=r"nothing but \['3000.damaged'\]; look at them"):
+                faults.run(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
@@ -304,6 +377,17 @@ def test_a_plain_iterable_is_run_forward_to_its_place(tmp_path: Path) -> None:
     with pytest.raises(CrashError):
         fit(tmp_path / "crash", callback=crash_at(70))
     assert faults.bits(fit(tmp_path / "crash")) == faults.bits(alone)
+
+    def generator() -> Any:
+        return (batches[i % 10] for i in range(1_000))
+
+    def fit_generator(**options: Any) -> Any:
+        options = {"checkpoints": tmp_path / "generator", "checkpoint_every": 0.0, "report_every": 10, **options}
+        return proxvi.fit(faults.make_svi(), KEY, 105, generator(), **options)
+
+    with pytest.raises(CrashError):
+        fit_generator(callback=crash_at(70))
+    assert faults.bits(fit_generator()) == faults.bits(alone)
     with pytest.raises(ValueError, match=r"`data` ended after 1 epoch and cannot be started again"):
         proxvi.fit(faults.make_svi(), KEY, 105, (batch for batch in batches))
     with pytest.raises(ValueError, match="`batch_size` must be None where `data` is an iterable"):
@@ -318,6 +402,10 @@ def test_bad_arguments_are_refused() -> None:
         proxvi.fit(svi, KEY, 10, ROWS, batch_size=2_000)
     with pytest.raises(ValueError, match=r"`data` must have one leading axis in common .* got lengths \[10, 1000\]"):
         proxvi.fit(svi, KEY, 10, ROWS, ROWS[:10], batch_size=5)
+    with pytest.raises(ValueError, match=r"`data` must yield batches of one shape.*drop_remainder"):
+        proxvi.fit(svi, KEY, 10, [ROWS[:10], ROWS[:10], ROWS[:5]])
+    with pytest.raises(ValueError, match="`data` must be arrays or an iterable of batches"):
+        proxvi.fit(svi, KEY, 10, [1.0, 2.0])
 
 
 def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi.data import Arrays, Stream, local
+from proxvi.data import Arrays, Stream, digest, local, signature
 from proxvi.svi import ProximitySVI, is_finite_state
 
 
@@ -31,7 +31,9 @@ class Run:
         self.svi, self._mesh = svi, None if mesh is None else Mesh(mesh.devices, mesh.axis_names)
         init_key, data_key, self._validation_key = (jax.random.fold_in(key, i) for i in range(3))
         self._key = key
-        streamed = len(data) == 1 and not _is_array(data[0]) and hasattr(data[0], "__iter__")
+        streamed = (
+            len(data) == 1 and not isinstance(data[0], dict) and not _is_array(data[0]) and hasattr(data[0], "__iter__")
+        )
         if streamed:
             if batch_size is not None:
                 raise ValueError(
@@ -56,32 +58,64 @@ class Run:
         self._guarded = jax.jit(lambda *args: self._advance(svi.guarded_update, *args), **options)
         self._evaluate = jax.jit(lambda state, key, data: -svi.evaluate(state._replace(rng_key=key), *data))
 
-    def _advance(self, update: Any, state: Any, feed: Any, first: Any, length: Any, measure: Any) -> tuple[Any, Any]:
+    def _advance(
+        self, update: Any, state: Any, feed: Any, first: Any, skip: Any, length: Any, measure: Any
+    ) -> tuple[Any, Any]:
         """`length` steps, and the share of the constraints after them if `measure`; one program for any length."""
 
         def body(i: Any, carry: Any) -> Any:
             state, losses = carry
-            state, loss = update(state, *self.source.pick(feed, first + i, i))
+            state, loss = update(state, *self.source.pick(feed, first + skip + i, skip + i))
             return state, losses.at[i].set(loss)
 
         state, losses = jax.lax.fori_loop(0, length, body, (state, jnp.zeros(self._longest)))
-        last = self.source.pick(feed, first + length - 1, length - 1)
-        return jax.lax.cond(measure, lambda: self.svi.measure_share(state, *last), lambda: state), losses
+        last = jnp.maximum(skip + length - 1, 0)
+        batch = self.source.pick(feed, first + last, last)
+        return jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state), losses
 
-    def steps(self, step: int, limit: int, report_every: int, num_steps: int) -> tuple[int, np.ndarray]:
-        """Take up to `limit` steps from `step` on; returns how many, and their losses."""
+    def steps(self, step: int, limit: int, pace: int, report_every: int, num_steps: int) -> tuple[int, np.ndarray]:
+        """Take up to `limit` steps from `step` on; returns how many, and their losses. `pace` is for the next time."""
         feed, length = self.source.feed(step, limit)
         after = step + length
         measure = after % report_every == 0 or after == num_steps
-        args = (feed, jnp.asarray(step), jnp.asarray(length), jnp.asarray(measure))
-        state, losses = self._plain(self.state, *args)
-        self.source.ahead(after, min(report_every - after % report_every, num_steps - after))
-        chunk = np.asarray(losses)[:length]  # waits for the device
-        if not (np.all(np.isfinite(chunk)) and is_finite_state(state)):
-            state, losses = self._guarded(self.state, *args)
-            chunk = np.asarray(losses)[:length]
+        state, losses = self._call(self._plain, self.state, feed, step, 0, length, measure)
+        self.source.ahead(after, min(report_every - after % report_every, num_steps - after, pace))
+        losses = np.array(losses[:length])  # waits for the device
+        if not (np.all(np.isfinite(losses)) and is_finite_state(state)):
+            state, losses = self._leave_out(feed, step, length, measure)
         self.state = state
-        return length, chunk
+        return length, losses
+
+    def _leave_out(self, feed: Any, step: int, length: int, measure: bool) -> tuple[Any, np.ndarray]:
+        """The same steps without the bad ones.
+
+        Only the bad ones go through the guarded program, which rounds differently: the others have the bits that they
+        would have in any other chunk.
+        """
+        state, done, losses = self.state, 0, np.empty(length, np.float32)
+        while done < length:
+            after, now = self._call(self._plain, state, feed, step, done, length - done, measure)
+            now = np.asarray(now[: length - done])
+            losses[done:] = now
+            if np.all(np.isfinite(now)) and is_finite_state(after):
+                return after, losses
+            # All is well after `fine` steps from here, and not after `bad` of them; mostly these are neighbours.
+            fine, bad = 0, len(now) if np.all(np.isfinite(now)) else int(np.argmin(np.isfinite(now))) + 1
+            probe = bad - 1
+            while bad - fine > 1:
+                after, _ = self._call(self._plain, state, feed, step, done, probe, False)
+                fine, bad = (probe, bad) if is_finite_state(after) else (fine, probe)
+                probe = (fine + bad) // 2
+            after, _ = self._call(self._plain, state, feed, step, done, fine, False)
+            done += fine
+            state, left_out = self._call(self._guarded, after, feed, step, done, 1, measure and done + 1 == length)
+            losses[done] = left_out[0]
+            done += 1
+        return state, losses
+
+    def _call(self, program: Any, state: Any, feed: Any, step: int, skip: int, length: int, measure: bool) -> Any:
+        """`length` steps from the `skip`-th of a feed that begins at `step`."""
+        return program(state, feed, *map(jnp.asarray, (step, skip, length, measure)))
 
     def resume(self, step: int, state: Any, source: Any) -> None:
         """Go on from a checkpoint."""
@@ -118,7 +152,7 @@ class Run:
             "devices": 1 if self._mesh is None else self._mesh.size,
             "jax": jax.__version__,
             # learning rate, schedules, architecture: all of it is in the program
-            "program": hashlib.sha256("\n".join(sorted(_equations(program.jaxpr))).encode()).hexdigest(),
+            "program": hashlib.sha256("\n".join(sorted(_equations(program))).encode()).hexdigest(),
         }
 
     # -- devices ------------------------------------------------------------------------------------------------------
@@ -153,15 +187,17 @@ class Run:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(spread, x), stack)
 
 
-def _equations(jaxpr: Any) -> Iterator[str]:
+def _equations(program: Any) -> Iterator[str]:
     """What a program is made of, whatever the order in which it was written down and the names of its variables."""
-    for equation in jaxpr.eqns:
+    for constant in getattr(program, "consts", ()):
+        yield f"{signature(constant)} {digest(constant)}"
+    for equation in getattr(program, "jaxpr", program).eqns:
         constants = [str(x.val) for x in equation.invars if hasattr(x, "val")]
         settings = []
         for name, value in equation.params.items():
-            inner = [getattr(x, "jaxpr", x) for x in jax.tree.leaves(value, is_leaf=_is_program) if _is_program(x)]
-            for program in inner:
-                yield from _equations(program)
+            inner = [x for x in jax.tree.leaves(value, is_leaf=_is_program) if _is_program(x)]
+            for each in inner:
+                yield from _equations(each)
             if not inner and not callable(value):
                 settings.append(f"{name}={value}")
         results = [str(x.aval) for x in equation.outvars]

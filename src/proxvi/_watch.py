@@ -103,9 +103,24 @@ def signals(wanted: bool) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def agree_to_stop(told: bool, step: int) -> bool:
-    """Whether to stop; several processes agree on one step through JAX, which hears SIGTERM on any of them."""
-    return multihost_utils.reached_preemption_sync_point(step) if jax.process_count() > 1 else told
+def agree_to_stop(told: bool, look: int) -> bool:
+    """Whether to stop; several processes agree through JAX, which hears SIGTERM on any of them.
+
+    JAX names a `look`, the one after the latest that any process was at, and says yes at that very one: so `look` must
+    count by one.
+    """
+    return multihost_utils.reached_preemption_sync_point(look) if jax.process_count() > 1 else told
+
+
+def everyones(value: Any) -> list[Any]:
+    """The `value` (JSON) of every process, in each of them."""
+    if jax.process_count() == 1:
+        return [value]
+    own = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.asarray(own.size)))
+    padded = np.pad(own, (0, int(sizes.max()) - own.size))
+    rows = multihost_utils.process_allgather(padded)
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
 def agree_on(decision: bool) -> bool:

@@ -83,12 +83,16 @@ class Checkpoints:
         for step in steps:
             try:
                 return self._read(step, like(step))
-            except ConfigurationError:
+            except (ConfigurationError, MemoryError, PermissionError):  # no fault of the checkpoint
                 raise
             except Exception as error:  # whatever a damaged file makes of itself: json, tensorstore, zstd, OSError, …
                 self._put_aside(step, error)
-        if steps:
-            warnings.warn(f"none of the checkpoints in {self.folder} is intact: starting from step 0.", stacklevel=3)
+        damaged = sorted(path.name for path in self.folder.glob("*.damaged*"))
+        if damaged:
+            raise OSError(
+                f"`checkpoints` must be a folder with an intact checkpoint or none at all, got {str(self.folder)!r} "
+                f"with nothing but {damaged}; look at them, and use another folder to start anew."
+            )
         return None
 
     def save(self, step: int, tree: Any, notes: dict[str, Any]) -> None:
@@ -171,7 +175,8 @@ class Checkpoints:
 
     def _put_aside(self, step: int, error: Exception) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        damaged = self.folder / f"{step}.damaged"
+        taken = len(list(self.folder.glob(f"{step}.damaged*")))
+        damaged = self.folder / (f"{step}.damaged" + (f".{taken}" if taken else ""))
         warnings.warn(
             f"checkpoint {step} in {self.folder} is damaged ({reason}): put aside as {damaged.name}, taking the one "
             "before it.",

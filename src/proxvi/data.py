@@ -1,6 +1,7 @@
 """Where batches come from: arrays in memory, addressed by the step, or a stream that remembers its place."""
 
 import base64
+import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable
@@ -97,14 +98,8 @@ class Arrays:
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must agree with, contents included."""
-        digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(self.arrays):
-            digest.update(np.ascontiguousarray(local(leaf)).tobytes())
-        return {
-            "batch_size": self.batch_size,
-            "data": signature(jax.tree.map(local, self.arrays)),
-            "data_digest": digest.hexdigest(),
-        }
+        arrays = jax.tree.map(local, self.arrays)
+        return {"batch_size": self.batch_size, "data": signature(arrays), "data_digest": digest(arrays)}
 
 
 class Stream:
@@ -133,11 +128,9 @@ class Stream:
         if not hasattr(self._iterator, "get_state"):
             return None
         state = self._iterator.get_state()  # pyright: ignore[reportAttributeAccessIssue]
-        return (
-            {"epoch": self._epoch, "base64": base64.b64encode(state).decode()}
-            if isinstance(state, bytes)
-            else {"epoch": self._epoch, "state": state}
-        )
+        if isinstance(state, bytes):
+            return {"epoch": self._epoch, "base64": base64.b64encode(state).decode()}
+        return {"epoch": self._epoch, "state": copy.deepcopy(state)}  # the iterator's own may change as it goes on
 
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._iterator, None)
@@ -150,7 +143,10 @@ class Stream:
                 f"`data` ended after {self._epoch} epoch and cannot be started again; pass an iterable that can, not "
                 "a generator, or one that is long enough."
             )
-        return batch if isinstance(batch, tuple) else (batch,)
+        batch = batch if isinstance(batch, tuple) else (batch,)
+        if not any(np.ndim(x) for x in jax.tree.leaves(batch)):
+            raise ValueError(f"`data` must be arrays or an iterable of batches, got one of {batch!r}; pass an array.")
+        return batch
 
     def first(self) -> tuple[Any, ...]:
         """The batch of step 0, for `init` to look at; in several processes this one's part."""
@@ -174,7 +170,13 @@ class Stream:
         self._states[step + length] = self._position()
         self._states = dict(itertools.islice(self._states.items(), max(0, len(self._states) - 3), None))
         batches += [batches[-1]] * (self.longest - length)  # one shape, so one compilation
-        stack = jax.tree.map(lambda *x: np.stack(x), *batches)
+        try:
+            stack = jax.tree.map(lambda *x: np.stack(x), *batches)
+        except ValueError as error:
+            raise ValueError(
+                f"`data` must yield batches of one shape, got {sorted({signature(batch) for batch in batches})}; drop "
+                "the short one at the end of an epoch (`drop_remainder=True` in Grain)."
+            ) from error
         self._feed = (step, self._shard(stack), length)
 
     def pick(self, feed: Any, step: Array, i: Array) -> tuple[Any, ...]:
@@ -187,20 +189,22 @@ class Stream:
         return self._states[step]
 
     def seek(self, step: int, state: Any) -> None:
-        """Go to `step`: by the iterator's own state, or by counting."""
-        self._pending, self._feed, self._states = [], None, {step: state}
-        self._iterator, self._epoch = iter(self._batches), 0
+        """Go from the start to `step`: by the iterator's own state, or by counting."""
         if state is None:
             for _ in range(step):
-                self._next()
-            return
-        self._epoch = state["epoch"]
-        saved = base64.b64decode(state["base64"]) if "base64" in state else state["state"]
-        self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
+                if self._pending:
+                    self._pending.pop()
+                else:
+                    self._next()
+        else:
+            self._pending, self._epoch = [], state["epoch"]
+            saved = base64.b64decode(state["base64"]) if "base64" in state else state["state"]
+            self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
+        self._feed, self._states = None, {step: state}
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""
-        return {"batch": signature(self._first)}
+        return {"batch": signature(self._first), "batch_digest": digest(self._first)}
 
 
 def _rows(arrays: Any) -> int:
@@ -217,6 +221,14 @@ def signature(tree: Any) -> str:
     """Shapes and dtypes, for a person and for comparison."""
     leaves = [f"{np.dtype(x.dtype).name}{list(np.shape(x))}" for x in map(np.asarray, jax.tree.leaves(tree))]
     return ", ".join(leaves) or "none"
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 of the contents."""
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        total.update(np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()
 
 
 def local(x: Any) -> Any:

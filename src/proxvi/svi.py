@@ -30,7 +30,8 @@ class Skipped(NamedTuple):
         total: how many, ever.
         in_a_row: how many, up to the latest step; 0 after a good one.
         step: at which the latest row began, counting from 0 over good and bad.
-        parameter: that went bad first then, as an index into the sorted names; −1 if it was the loss.
+        parameter: that went bad first then, as an index into the sorted names; −1 if it was the loss, −2 if it was the
+            state of the optimiser or of a constraint.
 
     Example:
         >>> Skipped(total=3, in_a_row=0, step=17, parameter=-1).total
@@ -150,32 +151,24 @@ class ProximitySVI(SVI):
     ) -> tuple[ProximitySVIState, Array]:
         """Take one step, finite or not, as NumPyro's does; signature as in NumPyro."""
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
-        return state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss)), loss
+        optim_state = self.optim.update(grads, svi_state.optim_state, value=loss)
+        skipped = state.skipped._replace(in_a_row=jnp.zeros_like(state.skipped.in_a_row))
+        return state._replace(optim_state=optim_state, skipped=skipped), loss
 
     def stable_update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> tuple[ProximitySVIState, Array]:
-        """Take one step, unless its loss or gradient is not finite: then all stays as it was, and it is counted."""
+        """Take one step, unless something is not finite: then all stays as it was, and it is counted.
+
+        That is: the loss, a gradient, or anything that later steps would read (a moment of the optimiser, say).
+        """
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
+        state = state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss))
         finite = jnp.stack([_is_finite(grads[name]) for name in sorted(grads)])
-        good = jnp.all(finite) & jnp.isfinite(loss)
-        optim_state = jax.lax.cond(
-            good,
-            lambda: self.optim.update(grads, svi_state.optim_state, value=loss),
-            lambda: svi_state.optim_state,
-        )
-        mutable_state, constraints = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old),
-            (state.mutable_state, state.constraints),
-            (svi_state.mutable_state, svi_state.constraints),
-        )
-        state = state._replace(
-            optim_state=optim_state,
-            mutable_state=mutable_state,
-            constraints=constraints,
-            skipped=_counted(svi_state, good, finite),
-        )
-        return state, loss
+        good = jnp.all(finite) & jnp.isfinite(loss) & _is_finite(_read_later(state))
+        kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), state, svi_state)
+        skipped = _counted(svi_state, good, finite, loss)
+        return kept._replace(rng_key=state.rng_key, skipped=skipped), loss
 
     def guarded_update(self, svi_state: Any, *args: Any, **kwargs: Any) -> tuple[ProximitySVIState, Array]:
         """`stable_update`, until `max_skipped_in_a_row` steps were bad: from then on nothing changes any more."""
@@ -316,7 +309,8 @@ class ProximitySVI(SVI):
         skipped = jax.device_get(state.skipped)
         if skipped.in_a_row >= self.max_skipped_in_a_row:
             names = sorted(self.optim.get_params(state.optim_state))
-            what = "the loss" if skipped.parameter < 0 else f"the gradient of `{names[skipped.parameter]}`"
+            what = {-1: "the loss", -2: "the state of the optimiser"}.get(int(skipped.parameter))
+            what = what or f"the gradient of `{names[skipped.parameter]}`"
             raise FloatingPointError(
                 f"{what} was not finite at step {skipped.step}, nor any step since: {skipped.in_a_row} in a row, where "
                 f"`max_skipped_in_a_row` allows {self.max_skipped_in_a_row - 1}. The parameters are as before them. "
@@ -326,8 +320,11 @@ class ProximitySVI(SVI):
 
 def is_finite_state(state: ProximitySVIState) -> bool:
     """Whether all is finite that later steps read."""
-    read = (state.optim_state, state.mutable_state, [c.constraint for c in state.constraints])
-    return bool(_is_finite(read))
+    return bool(_is_finite(_read_later(state)))
+
+
+def _read_later(state: ProximitySVIState) -> Any:
+    return state.optim_state, state.mutable_state, [c.constraint for c in state.constraints]
 
 
 def _is_finite(tree: Any) -> Array:
@@ -342,11 +339,12 @@ def _is_finite(tree: Any) -> Array:
     return jnp.isfinite(sum((total(x) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))
 
 
-def _counted(svi_state: Any, good: Array, finite: Array) -> Skipped:
+def _counted(svi_state: Any, good: Array, finite: Array, loss: Array) -> Skipped:
     before = svi_state.skipped
     step = svi_state.optim_state[0] + before.total  # good steps, which the optimiser counts, and bad ones
     begins = ~good & (before.in_a_row == 0)
-    parameter = jnp.where(jnp.all(finite), -1, jnp.argmin(finite))
+    elsewhere = jnp.where(jnp.isfinite(loss), -2, -1)
+    parameter = jnp.where(jnp.all(finite), elsewhere, jnp.argmin(finite))
     return Skipped(
         before.total + ~good,
         jnp.where(good, 0, before.in_a_row + 1),

@@ -18,7 +18,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 
 from proxvi._run import Run
-from proxvi._watch import Clock, Record, agree_on, agree_to_stop, signals
+from proxvi._watch import Clock, Record, agree_on, agree_to_stop, everyones, signals
 from proxvi.checkpoints import Checkpoints
 from proxvi.estimators import OrderedTraceELBO
 from proxvi.svi import ProximitySVI
@@ -119,9 +119,11 @@ def fit(
         raise ValueError(f"`patience` must come with `validation`, got {patience} without; pass held-out data.")
     validation = validation if isinstance(validation, tuple) or validation is None else (validation,)
     run = Run(_reproducible(svi), key, data, batch_size, min(report_every, num_steps), mesh)
+    if run.svi is not svi:
+        svi.constrain_fn = run.svi.constrain_fn  # so that the caller's own reads the result
     clock, record = Clock(report_every), Record(metrics_file, callback)
     losses = np.empty(num_steps, np.float32)
-    step, notes = 0, {"best": None, "waited": 0, "stopped": False}
+    step, looks, notes = 0, 0, {"best": None, "waited": 0, "stopped": False}
 
     with ExitStack() as stack:
         folder = None
@@ -136,7 +138,7 @@ def fit(
                         f"`num_steps` must be at least {step}, which the run in {folder.folder} has reached already, "
                         f"got {num_steps}; use another folder to start anew."
                     )
-                run.resume(step, restored.tree["state"], restored.notes["data"])
+                run.resume(step, restored.tree["state"], restored.notes["data"][jax.process_index()])
                 losses[:step] = restored.tree["losses"]
         record.resume(step)
         shown = (sys.stderr.isatty() if progress is None else progress) and jax.process_index() == 0
@@ -151,16 +153,16 @@ def fit(
             assert folder is not None
             tree = {"state": run.state, "losses": losses[:step]}
             record.saved(folder.wait())
-            folder.save(step, tree, {"fit": notes, "data": run.source.state(step)})
+            folder.save(step, tree, {"fit": notes, "data": everyones(run.source.state(step))})
             clock.saved()
 
         while step < num_steps and not notes["stopped"]:
             limit = min(report_every - step % report_every, num_steps - step, clock.length)
             with clock.timed() as timed:
-                length, losses_now = run.steps(step, limit, report_every, num_steps)
+                length, losses_now = run.steps(step, limit, clock.length, report_every, num_steps)
                 timed(length)
             losses[step : step + length] = losses_now
-            step += length
+            step, looks = step + length, looks + 1
             bar.update(length)
             run.svi.check_skipped(run.state)
             if step % report_every == 0 or step == num_steps:
@@ -174,7 +176,7 @@ def fit(
                 bar.set_postfix_str(" ".join(f"{k} {v}" for k, v in shown_now.items()), refresh=False)
             if folder is not None:
                 record.saved(folder.saved())
-                stop = agree_to_stop(bool(told), step)
+                stop = agree_to_stop(bool(told), looks)
                 if stop or agree_on(clock.since_save() >= checkpoint_every):
                     save()
                 if stop:
@@ -193,7 +195,7 @@ def fit(
 
 def _wait_for_better(notes: dict[str, Any], metrics: dict[str, Any], patience: int | None) -> None:
     elbo, shares = metrics["validation_elbo"], np.atleast_1d(metrics.get("share", 0.0))
-    better = notes["best"] is None or elbo > notes["best"]
+    better = bool(np.isfinite(elbo)) and (notes["best"] is None or elbo > notes["best"])
     # While a constraint steers, the ELBO may well stand still or fall: that is no reason to stop.
     notes["waited"] = 0 if better or np.any(shares > ACTIVE) else notes["waited"] + 1
     notes["best"] = elbo if better else notes["best"]
@@ -216,7 +218,7 @@ def _reproducible(svi: Any) -> ProximitySVI:
 
 def _check(**numbers: int) -> None:
     for name, value in numbers.items():
-        if not isinstance(value, int) or value < 1:
+        if not hasattr(value, "__index__") or value < 1:
             raise ValueError(f"`{name}` must be a positive integer, got {value!r}; 1 is the least.")
 
 
