@@ -60,8 +60,11 @@ class Run:
 
     def _advance(
         self, update: Any, state: Any, feed: Any, first: Any, skip: Any, length: Any, measure: Any
-    ) -> tuple[Any, Any]:
-        """`length` steps, and the share of the constraints after them if `measure`; one program for any length."""
+    ) -> tuple[Any, Any, Any]:
+        """`length` steps, their losses and whether all is finite after them; one program for any length.
+
+        If `measure`, the state also tells the share of the constraints.
+        """
 
         def body(i: Any, carry: Any) -> Any:
             state, losses = carry
@@ -71,17 +74,18 @@ class Run:
         state, losses = jax.lax.fori_loop(0, length, body, (state, jnp.zeros(self._longest)))
         last = jnp.maximum(skip + length - 1, 0)
         batch = self.source.pick(feed, first + last, last)
-        return jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state), losses
+        measured = jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state)
+        return measured, losses, is_finite_state(state)
 
     def steps(self, step: int, limit: int, pace: int, report_every: int, num_steps: int) -> tuple[int, np.ndarray]:
         """Take up to `limit` steps from `step` on; returns how many, and their losses. `pace` is for the next time."""
         feed, length = self.source.feed(step, limit)
         after = step + length
         measure = after % report_every == 0 or after == num_steps
-        state, losses = self._call(self._plain, self.state, feed, step, 0, length, measure)
+        state, losses, finite = self._call(self._plain, self.state, feed, step, 0, length, measure)
         self.source.ahead(after, min(report_every - after % report_every, num_steps - after, pace))
         losses = np.array(losses[:length])  # waits for the device
-        if not (np.all(np.isfinite(losses)) and is_finite_state(state)):
+        if not (finite and np.all(np.isfinite(losses))):
             state, losses = self._leave_out(feed, step, length, measure)
         self.state = state
         return length, losses
@@ -94,21 +98,21 @@ class Run:
         """
         state, done, losses = self.state, 0, np.empty(length, np.float32)
         while done < length:
-            after, now = self._call(self._plain, state, feed, step, done, length - done, measure)
+            after, now, finite = self._call(self._plain, state, feed, step, done, length - done, measure)
             now = np.asarray(now[: length - done])
             losses[done:] = now
-            if np.all(np.isfinite(now)) and is_finite_state(after):
+            if finite and np.all(np.isfinite(now)):
                 return after, losses
             # All is well after `fine` steps from here, and not after `bad` of them; mostly these are neighbours.
             fine, bad = 0, len(now) if np.all(np.isfinite(now)) else int(np.argmin(np.isfinite(now))) + 1
             probe = bad - 1
             while bad - fine > 1:
-                after, _ = self._call(self._plain, state, feed, step, done, probe, False)
-                fine, bad = (probe, bad) if is_finite_state(after) else (fine, probe)
+                _, _, finite = self._call(self._plain, state, feed, step, done, probe, False)
+                fine, bad = (probe, bad) if finite else (fine, probe)
                 probe = (fine + bad) // 2
-            after, _ = self._call(self._plain, state, feed, step, done, fine, False)
+            after, _, _ = self._call(self._plain, state, feed, step, done, fine, False)
             done += fine
-            state, left_out = self._call(self._guarded, after, feed, step, done, 1, measure and done + 1 == length)
+            state, left_out, _ = self._call(self._guarded, after, feed, step, done, 1, measure and done + 1 == length)
             losses[done] = left_out[0]
             done += 1
         return state, losses

@@ -165,7 +165,7 @@ class ProximitySVI(SVI):
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
         state = state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss))
         finite = jnp.stack([_is_finite(grads[name]) for name in sorted(grads)])
-        good = jnp.all(finite) & jnp.isfinite(loss) & _is_finite(_read_later(state))
+        good = jnp.all(finite) & jnp.isfinite(loss) & is_finite_state(state)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), state, svi_state)
         skipped = _counted(svi_state, good, finite, loss)
         return kept._replace(rng_key=state.rng_key, skipped=skipped), loss
@@ -318,9 +318,9 @@ class ProximitySVI(SVI):
             )
 
 
-def is_finite_state(state: ProximitySVIState) -> bool:
+def is_finite_state(state: ProximitySVIState) -> Array:
     """Whether all is finite that later steps read."""
-    return bool(_is_finite(_read_later(state)))
+    return _is_finite(_read_later(state))
 
 
 def _read_later(state: ProximitySVIState) -> Any:
