@@ -33,6 +33,7 @@ from numpyro.infer.autoguide import AutoNormal
 import proxvi
 from proxvi._run import Run
 from proxvi.checkpoints import Checkpoints
+from proxvi.data import is_key
 from proxvi.training import _reproducible
 
 STEPS, ROWS = 3_000, 1_000
@@ -69,10 +70,6 @@ def digest(tree):
     for leaf in jax.tree.leaves(tree):
         total.update(np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes())
     return total.hexdigest()
-
-
-def is_key(leaf):
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def data():

@@ -288,8 +288,8 @@ def test_eight_devices_give_the_losses_of_one() -> None:
         proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=100, mesh=mesh)
 
 
-def two_processes(folder: Path, kill_at: int | None = None) -> list[str]:
-    """What each of them printed; with `kill_at`, kill the second one when that step is reported."""
+def two_processes(folder: Path, send: signal.Signals | None = None, at: int = 0) -> tuple[list[str], list[int]]:
+    """What each of them printed and how it ended; with `send`, the second one gets that signal when at step `at`."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -306,30 +306,40 @@ def two_processes(folder: Path, kill_at: int | None = None) -> list[str]:
         for number in (0, 1)
     ]
     metrics = Path(f"{folder}.jsonl")
-    if kill_at is not None:
-        while both[1].poll() is None and not (metrics.exists() and f'"step": {kill_at},' in metrics.read_text()):
+    if send is not None:
+        while both[1].poll() is None and not (metrics.exists() and f'"step": {at},' in metrics.read_text()):
             time.sleep(0.05)
-        both[1].kill()
-        killed = time.monotonic()
+        both[1].send_signal(send)
+        sent = time.monotonic()
         both[0].wait(timeout=30)  # the bound that we promise
-        assert time.monotonic() - killed < 30
+        assert time.monotonic() - sent < 30
     printed = [process.communicate(timeout=300)[0] for process in both]
-    assert kill_at is not None or all(process.returncode == 0 for process in both), printed
-    return printed
+    return printed, [process.returncode for process in both]
 
 
-def test_two_processes_agree_and_survive_the_death_of_one(tmp_path: Path) -> None:
-    first, second = (text.splitlines()[-1] for text in two_processes(tmp_path / "alone"))
-    assert first == second
-    assert first.startswith("bits ")
+def bits_printed(printed: list[str]) -> list[list[str]]:
+    return [[line for line in text.splitlines() if line.startswith("bits ")] for text in printed]
+
+
+def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path: Path) -> None:
+    printed, ended = two_processes(tmp_path / "alone")
+    assert ended == [0, 0], printed
+    first, alone = bits_printed(printed)
+    assert first == alone
+    assert len(alone) == 2
     one = proxvi.fit(faults.make_svi(), KEY, 100, ROWS, batch_size=100, progress=False)
-    lines = (tmp_path / "alone.jsonl").read_text().splitlines()
+    lines = (tmp_path / "alone-arrays.jsonl").read_text().splitlines()
     elbos = {line["step"]: line["elbo"] for line in map(json.loads, lines) if "elbo" in line}
     np.testing.assert_allclose(elbos[100], -np.mean(one.losses[80:100]), rtol=1e-5)
-    survivor, _ = two_processes(tmp_path / "killed", kill_at=100)
+
+    printed, ended = two_processes(tmp_path / "disturbed", signal.SIGTERM, at=40)
+    assert ended == [128 + signal.SIGTERM] * 2, printed
+    assert all("told to stop: saved step" in text for text in printed)
+    (survivor, _), _ = two_processes(tmp_path / "disturbed", signal.SIGKILL, at=160)
     assert "another task died" in survivor or "heartbeat" in survivor
-    resumed = two_processes(tmp_path / "killed")
-    assert [text.splitlines()[-1] for text in resumed] == [first, first]
+    printed, ended = two_processes(tmp_path / "disturbed")
+    assert ended == [0, 0], printed
+    assert bits_printed(printed) == [alone, alone]
 
 
 def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:

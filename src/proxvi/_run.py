@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi.data import Arrays, Stream, digest, local, signature
+from proxvi.data import Arrays, Stream, digest, is_key, local, signature
 from proxvi.svi import ProximitySVI, is_finite_state
 
 
@@ -48,7 +48,6 @@ class Run:
                     f"`batch_size` must be a multiple of the {mesh.devices.shape[0]} devices along the first axis of "
                     f"`mesh`, got {size}; change one of them."
                 )
-        self._longest = self.source.longest if isinstance(self.source, Stream) else longest
         self._first = self.source.first()
         if jax.process_count() > 1:  # all start from what process 0 sees
             self._first = multihost_utils.broadcast_one_to_all(self._first)
@@ -71,7 +70,7 @@ class Run:
             state, loss = update(state, *self.source.pick(feed, first + skip + i, skip + i))
             return state, losses.at[i].set(loss)
 
-        state, losses = jax.lax.fori_loop(0, length, body, (state, jnp.zeros(self._longest)))
+        state, losses = jax.lax.fori_loop(0, length, body, (state, jnp.zeros(self.source.longest)))
         last = jnp.maximum(skip + length - 1, 0)
         batch = self.source.pick(feed, first + last, last)
         measured = jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state)
@@ -84,7 +83,7 @@ class Run:
         measure = after % report_every == 0 or after == num_steps
         state, losses, finite = self._call(self._plain, self.state, feed, step, 0, length, measure)
         self.source.ahead(after, min(report_every - after % report_every, num_steps - after, pace))
-        losses = np.array(losses[:length])  # waits for the device
+        losses = np.asarray(losses)[:length]  # waits; sliced here, because each length would compile a slice of its own
         if not (finite and np.all(np.isfinite(losses))):
             state, losses = self._leave_out(feed, step, length, measure)
         self.state = state
@@ -99,7 +98,7 @@ class Run:
         state, done, losses = self.state, 0, np.empty(length, np.float32)
         while done < length:
             after, now, finite = self._call(self._plain, state, feed, step, done, length - done, measure)
-            now = np.asarray(now[: length - done])
+            now = np.asarray(now)[: length - done]
             losses[done:] = now
             if finite and np.all(np.isfinite(now)):
                 return after, losses
@@ -172,7 +171,7 @@ class Run:
         everywhere = self._everywhere()
 
         def one(x: Any) -> Any:
-            if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            if is_key(x):
                 return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
             return jax.make_array_from_process_local_data(everywhere, np.asarray(local(x)), np.shape(x))
 

@@ -85,7 +85,7 @@ class Record:
 def signals(wanted: bool) -> Iterator[list[int]]:
     """A list that fills with the signals that ask to stop; a second one of a kind acts at once."""
     told: list[int] = []
-    if not wanted or threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
+    if not wanted or threading.current_thread() is not threading.main_thread():
         yield told
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -103,28 +103,10 @@ def signals(wanted: bool) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def agree_to_stop(told: bool, look: int) -> bool:
-    """Whether to stop; several processes agree through JAX, which hears SIGTERM on any of them.
-
-    JAX names a `look`, the one after the latest that any process was at, and says yes at that very one: so `look` must
-    count by one.
-    """
-    return multihost_utils.reached_preemption_sync_point(look) if jax.process_count() > 1 else told
-
-
-def everyones(value: Any) -> list[Any]:
-    """The `value` (JSON) of every process, in each of them."""
+def agree(told_to_stop: bool, time_to_save: bool) -> tuple[bool, bool]:
+    """Whether to stop, as soon as any process was told to, and whether to save, for which process 0 has the clock."""
+    # JAX's own `reached_preemption_sync_point` does not serve: Orbax asks it too, with another count, at every save.
     if jax.process_count() == 1:
-        return [value]
-    own = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = np.ravel(multihost_utils.process_allgather(np.asarray(own.size)))
-    padded = np.pad(own, (0, int(sizes.max()) - own.size))
-    rows = multihost_utils.process_allgather(padded)
-    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
-
-
-def agree_on(decision: bool) -> bool:
-    """Process 0 decides for all."""
-    if jax.process_count() == 1:
-        return decision
-    return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
+        return told_to_stop, time_to_save
+    all_of_them = multihost_utils.process_allgather(np.asarray([told_to_stop, time_to_save]))
+    return bool(all_of_them[:, 0].any()), bool(all_of_them[0, 1])

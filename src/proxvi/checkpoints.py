@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from proxvi.data import local, signature
+from proxvi.data import is_key, local, signature
 
 __all__ = ["ConfigurationError"]
 
@@ -86,6 +85,8 @@ class Checkpoints:
             except (ConfigurationError, MemoryError, PermissionError):  # no fault of the checkpoint
                 raise
             except Exception as error:  # whatever a damaged file makes of itself: json, tensorstore, zstd, OSError, …
+                if "barrier" in str(error).lower():  # another process did not come: the checkpoint may be whole
+                    raise
                 self._put_aside(step, error)
         damaged = sorted(path.name for path in self.folder.glob("*.damaged*"))
         if damaged:
@@ -197,7 +198,7 @@ class Checkpoints:
 def _leaves(tree: Any) -> dict[str, Any]:
     """The leaves by name; keys as their bits, and nothing of size 0, which has no bytes to keep."""
     named = jax.tree_util.tree_leaves_with_path(tree)
-    leaves = {jax.tree_util.keystr(path): jax.random.key_data(x) if _is_key(x) else x for path, x in named}
+    leaves = {jax.tree_util.keystr(path): jax.random.key_data(x) if is_key(x) else x for path, x in named}
     return {name: x for name, x in leaves.items() if np.size(x)}
 
 
@@ -206,15 +207,11 @@ def _like(tree: Any, leaves: dict[str, Any]) -> Any:
 
     def one(path: Any, x: Any) -> Any:
         saved = leaves.get(jax.tree_util.keystr(path), x)
-        if _is_key(x):
+        if is_key(x):
             return jax.random.wrap_key_data(saved, impl=jax.random.key_impl(x)) if saved is not x else x
         return saved
 
     return jax.tree_util.tree_map_with_path(one, tree)
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _digest(leaves: dict[str, Any]) -> str:

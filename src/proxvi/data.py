@@ -4,6 +4,7 @@ import base64
 import copy
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
 
@@ -45,6 +47,7 @@ class Arrays:
                 "uses all of them at every step."
             )
         self.arrays, self.batch_size, self.key, self._shard = arrays, batch_size, key, shard
+        self.longest = longest
         self.steps_per_epoch = 1 if batch_size is None else self.rows // batch_size
         # Orders are made for whole blocks of epochs, so that short epochs do not mean short feeds.
         self._epochs = max(1, longest // self.steps_per_epoch)
@@ -185,11 +188,12 @@ class Stream:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), feed)
 
     def state(self, step: int) -> Any:
-        """Where the iterator was before the batch of `step`."""
-        return self._states[step]
+        """Where the iterator of each process was before the batch of `step`."""
+        return everyones(self._states[step])
 
     def seek(self, step: int, state: Any) -> None:
         """Go from the start to `step`: by the iterator's own state, or by counting."""
+        state = state[jax.process_index()]
         if state is None:
             for _ in range(step):
                 if self._pending:
@@ -204,7 +208,7 @@ class Stream:
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""
-        return {"batch": signature(self._first), "batch_digest": digest(self._first)}
+        return {"batch": signature(self._first), "batch_digest": everyones(digest(self._first))}
 
 
 def _rows(arrays: Any) -> int:
@@ -219,7 +223,8 @@ def _rows(arrays: Any) -> int:
 
 def signature(tree: Any) -> str:
     """Shapes and dtypes, for a person and for comparison."""
-    leaves = [f"{np.dtype(x.dtype).name}{list(np.shape(x))}" for x in map(np.asarray, jax.tree.leaves(tree))]
+    arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree)]  # nothing leaves the device
+    leaves = [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in arrays]
     return ", ".join(leaves) or "none"
 
 
@@ -229,6 +234,22 @@ def digest(tree: Any) -> str:
     for leaf in jax.tree.leaves(tree):
         total.update(np.ascontiguousarray(leaf).tobytes())
     return total.hexdigest()
+
+
+def is_key(x: Any) -> bool:
+    """Whether these are typed random keys, which have no bytes of their own to show."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def everyones(value: Any) -> list[Any]:
+    """The `value` (JSON) of every process, in each of them."""
+    if jax.process_count() == 1:
+        return [value]
+    own = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.asarray(own.size)))
+    padded = np.pad(own, (0, int(sizes.max()) - own.size))
+    rows = multihost_utils.process_allgather(padded)
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
 def local(x: Any) -> Any:

@@ -22,6 +22,8 @@ from proxvi.transform import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState", "Skipped"]
 
+ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
+
 
 class Skipped(NamedTuple):
     """Steps that were not taken because the loss or a gradient was not finite.
@@ -295,7 +297,7 @@ class ProximitySVI(SVI):
         """Say so if a constraint, when its share was last measured, made up more than 1% of the gradient."""
         for constraint, kept in zip(self.constraints, state.constraints, strict=True):
             report = jax.device_get(kept.telemetry)
-            if report.share > 0.01:
+            if report.share > ACTIVE:
                 name = getattr(constraint.statistic, "__name__", "statistic")
                 warnings.warn(
                     f"the constraint on `{name}` still makes up {100 * report.share:.0f}% of the gradient at the end, "

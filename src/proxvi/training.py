@@ -18,15 +18,14 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 
 from proxvi._run import Run
-from proxvi._watch import Clock, Record, agree_on, agree_to_stop, everyones, signals
+from proxvi._watch import Clock, Record, agree, signals
 from proxvi.checkpoints import Checkpoints
 from proxvi.estimators import OrderedTraceELBO
-from proxvi.svi import ProximitySVI
+from proxvi.svi import ACTIVE, ProximitySVI
 
 __all__ = ["fit"]
 
 LOG = logging.getLogger("proxvi")
-ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
 SHOWN = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g"}  # in the progress bar
 
 
@@ -105,7 +104,7 @@ def fit(
         >>> bool(abs(result.params["mean_auto_loc"] - 3.0) < 0.2)
         True
 
-        TensorBoard, Weights & Biases and MLflow take the metrics as they are::
+        TensorBoard, Weights & Biases and MLflow take the metrics of one constraint as they are::
 
             writer = tensorboardX.SummaryWriter()
             callback = lambda step, metrics: [writer.add_scalar(k, v, step) for k, v in metrics.items()]
@@ -123,7 +122,7 @@ def fit(
         svi.constrain_fn = run.svi.constrain_fn  # so that the caller's own reads the result
     clock, record = Clock(report_every), Record(metrics_file, callback)
     losses = np.empty(num_steps, np.float32)
-    step, looks, notes = 0, 0, {"best": None, "waited": 0, "stopped": False}
+    step, stop, notes = 0, False, {"best": None, "waited": 0, "stopped": False}
 
     with ExitStack() as stack:
         folder = None
@@ -138,7 +137,7 @@ def fit(
                         f"`num_steps` must be at least {step}, which the run in {folder.folder} has reached already, "
                         f"got {num_steps}; use another folder to start anew."
                     )
-                run.resume(step, restored.tree["state"], restored.notes["data"][jax.process_index()])
+                run.resume(step, restored.tree["state"], restored.notes["data"])
                 losses[:step] = restored.tree["losses"]
         record.resume(step)
         shown = (sys.stderr.isatty() if progress is None else progress) and jax.process_index() == 0
@@ -153,7 +152,7 @@ def fit(
             assert folder is not None
             tree = {"state": run.state, "losses": losses[:step]}
             record.saved(folder.wait())
-            folder.save(step, tree, {"fit": notes, "data": everyones(run.source.state(step))})
+            folder.save(step, tree, {"fit": notes, "data": run.source.state(step)})
             clock.saved()
 
         while step < num_steps and not notes["stopped"]:
@@ -162,7 +161,7 @@ def fit(
                 length, losses_now = run.steps(step, limit, clock.length, report_every, num_steps)
                 timed(length)
             losses[step : step + length] = losses_now
-            step, looks = step + length, looks + 1
+            step += length
             bar.update(length)
             run.svi.check_skipped(run.state)
             if step % report_every == 0 or step == num_steps:
@@ -176,8 +175,8 @@ def fit(
                 bar.set_postfix_str(" ".join(f"{k} {v}" for k, v in shown_now.items()), refresh=False)
             if folder is not None:
                 record.saved(folder.saved())
-                stop = agree_to_stop(bool(told), looks)
-                if stop or agree_on(clock.since_save() >= checkpoint_every):
+                stop, due = agree(bool(told), clock.since_save() >= checkpoint_every)
+                if stop or due:
                     save()
                 if stop:
                     break
@@ -186,7 +185,7 @@ def fit(
             if folder.latest() != step:
                 save()
                 record.saved(folder.wait())
-            if told or (step < num_steps and not notes["stopped"]):
+            if stop or told:
                 LOG.warning("told to stop: saved step %d of %d to %s", step, num_steps, folder.folder)
                 raise KeyboardInterrupt if signal.SIGINT in told else SystemExit(128 + signal.SIGTERM)
     run.svi.warn_if_held(run.state)
