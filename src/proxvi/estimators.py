@@ -182,9 +182,12 @@ class VimcoELBO(MultiParticleELBO):
                     f"`VimcoELBO` needs subsampled plates to hold every site, got a subsampled plate at axis "
                     f"{min(extra)} that does not; put all sites into it, or use `LeaveOneOutELBO`."
                 )
-        scale = 1.0
-        for factor in shared.values():
-            scale = scale * factor
+        # The bound is of weights as they are: what scales all sites alike, such as a mean over data, scales the bound.
+        scale = terms[0].scale
+        if any(term.scale is not scale and not _equal(term.scale, scale) for term in terms):
+            scale = 1.0
+            for factor in shared.values():
+                scale = scale * factor
         log_weight = sum(_sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms) / scale
         scores = [
             _sum_to(shared, _slope_only(_unscaled(term)), term.plates)
@@ -286,6 +289,11 @@ def _sum_to(target: dict[int, float], value: Array, axes: dict[int, float]) -> A
     value = jnp.asarray(value)
     gone = tuple(axis for axis in axes if axis not in target and -axis <= value.ndim)
     return jnp.sum(value, axis=gone, keepdims=True)
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Whether two numbers are known to be equal; of traced ones nothing is."""
+    return all(isinstance(x, int | float) for x in (one, two)) and one == two
 
 
 def _unscaled(term: _Term) -> Array:

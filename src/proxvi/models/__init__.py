@@ -1,0 +1,1 @@
+"""The models of the paper's experiments, as NumPyro models and guides."""
