@@ -15,16 +15,20 @@ import proxvi
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "proxvi"
 
-# Imports point down this list only; modules on one line are siblings and do not import each other.
+# Imports point down this list only; modules on one line are siblings and do not import each other. A folder is one room.
 LAYERS = [
+    ["cli"],
+    ["experiments"],
+    ["plots"],
     ["__init__"],
-    ["training"],
+    ["training", "starts"],
     ["_run", "_watch", "checkpoints"],
     ["svi", "data"],
     ["_penalised"],
     ["_guides"],
     ["transform", "inner_loop", "estimators"],
     ["constraint", "_calls"],
+    ["models", "datasets"],
     ["distances", "statistics", "references"],
     ["_distributions", "_checks"],
 ]
@@ -44,11 +48,12 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_down_the_layers(path: Path) -> None:
-    assert path.stem in LEVEL, f"give {path.stem} a place in LAYERS"
-    for module in imported_modules(path):
-        assert LEVEL[module] > LEVEL[path.stem], f"{path.stem} must not import {module}"
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert room in LEVEL, f"give {room} a place in LAYERS"
+    for module in imported_modules(path) - {room}:
+        assert LEVEL[module] > LEVEL[room], f"{room} must not import {module}"
 
 
 @pytest.mark.parametrize("name", proxvi.__all__)

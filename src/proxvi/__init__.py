@@ -8,6 +8,7 @@ from proxvi.distances import inverse_huber, kl, squared
 from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO
 from proxvi.inner_loop import proximity_inner_loop
 from proxvi.references import Reference, parameter_average, statistic_average
+from proxvi.starts import multistart
 from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
 from proxvi.svi import ProximitySVI
 from proxvi.training import fit
@@ -31,6 +32,7 @@ __all__ = [
     "kl",
     "kl_to_prior",
     "mean_variance",
+    "multistart",
     "orthogonal",
     "parameter_average",
     "proximity",

@@ -64,7 +64,11 @@ class Penalised:
         self, params: dict[str, Any], svi_state: Any, key: Any, args: Any, kwargs: Any
     ) -> tuple[Array, tuple[Array, Any, tuple[ProximityState, ...]]]:
         """`−ELBO + Σ k d`, with `(−ELBO, mutable state, the constraints' next states)` beside it."""
-        loss, mutable_state, values = self._loss_and_values(params, svi_state, key, args, kwargs)
+        objective, mutable_state, values = self._loss_and_values(params, svi_state, key, args, kwargs)
+        loss = objective
+        if isinstance(self.loss, AnnealedELBO):  # the loss to report has no temperature; the samples are the same
+            constrained = self._constrained(jax.lax.stop_gradient(params), svi_state.mutable_state)
+            loss = self.loss.loss(key, constrained, self.model, self.guide, *args, **kwargs, **self.static_kwargs)
         total, states = jnp.zeros(()), list(svi_state.constraints)
         # The barrier keeps the loss itself in the shape that NumPyro compiles it to, to the last bit.
         seen = jax.lax.optimization_barrier(jax.lax.stop_gradient(loss))
@@ -78,7 +82,7 @@ class Penalised:
                 self.constraints[i].advance(state.constraint, first_loss, reference),
                 Telemetry(distance, magnitude, state.telemetry.share),
             )
-        return loss + total, (loss, mutable_state, tuple(states))
+        return objective + total, (loss, mutable_state, tuple(states))
 
     def distance(
         self, i: int, params: dict[str, Any], svi_state: Any, key: Any, args: Any, kwargs: Any, value: Any = None

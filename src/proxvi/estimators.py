@@ -217,7 +217,8 @@ class AnnealedELBO(ELBO):
 
         ELBO_t = E[log p(x, z) − max(1, k_t) · log q(z)]
 
-    `ProximitySVI` tells it the step; `evaluate` (and any use outside of `ProximitySVI`) is the untempered ELBO.
+    `ProximitySVI` tells it the step. Only gradients are tempered: losses and `evaluate` (and any use outside of
+    `ProximitySVI`) are of the true ELBO.
 
     Args:
         elbo: the estimator to temper: `LeaveOneOutELBO`, `Trace_ELBO` or `TraceGraph_ELBO`.

@@ -37,6 +37,7 @@ def fit(
     batch_size: int | None = None,
     report_every: int = 1_000,
     progress: bool | None = None,
+    measure: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     callback: Callable[[int, dict[str, Any]], None] | None = None,
     metrics_file: str | os.PathLike[str] | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
@@ -64,6 +65,7 @@ def fit(
         batch_size: rows of the arrays in a batch, shuffled without replacement in each epoch; None for all of them.
         report_every: steps between two reports, that is: calls of `callback`, lines of `metrics_file`, validations.
         progress: whether to show a progress bar; None does on a terminal.
+        measure: metrics of your own at each report, a function of the parameters that returns a dictionary of numbers.
         callback: called with the step and the metrics: `elbo` (mean since the last report), `magnitude`, `distance`
             and `share` of the constraint (lists, if there are several), `skipped`, `steps_per_second`, and
             `validation_elbo`.
@@ -170,6 +172,9 @@ def fit(
                 if validation is not None:
                     metrics["validation_elbo"] = run.evaluate(validation)
                     _wait_for_better(notes, metrics, patience)
+                if measure is not None:
+                    own = measure(run.svi.get_params(run.state))
+                    metrics |= {name: float(value) for name, value in own.items()}
                 record.report(step, metrics)
                 shown_now = {k: f"{metrics[k]:{how}}" for k, how in SHOWN.items() if isinstance(metrics.get(k), float)}
                 bar.set_postfix_str(" ".join(f"{k} {v}" for k, v in shown_now.items()), refresh=False)

@@ -1,0 +1,1 @@
+"""The paper's figure and tables: configuration, run, result files."""

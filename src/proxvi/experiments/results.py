@@ -1,0 +1,58 @@
+"""Result files: each holds what was asked, what came out, and all that is needed to make it again."""
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["read", "save"]
+
+VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
+
+
+def save(path: Path, settings: dict[str, Any], figures: dict[str, Any], *, command: str, seconds: float) -> None:
+    """Write a result file, whole or not at all."""
+    devices = f"{len(os.sched_getaffinity(0))} cores, {jax.device_count()} {jax.default_backend()} devices"
+    record = {
+        "settings": settings,
+        "figures": figures,
+        "command": command,
+        "seconds": round(seconds, 1),
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in VERSIONS},
+        "hardware": f"{_processor()}, {devices}",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(record, default=_plain) + "\n")
+    fresh.replace(path)
+
+
+def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The figures of a result file, if it is there and of the same settings."""
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    same = record["settings"] == json.loads(json.dumps(settings, default=_plain))
+    return record["figures"] if same else None
+
+
+def _plain(x: Any) -> Any:
+    """Arrays as lists of numbers with 6 digits: more than any figure here is good for."""
+    x = np.asarray(x)
+    if x.ndim:
+        return [_plain(row) for row in x]
+    return float(f"{x:.6g}") if x.dtype.kind == "f" else x.item()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,93 @@
+"""What a person looks at. Needs the extra `plot`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from proxvi.starts import Starts
+
+__all__ = ["arrows", "starts", "study"]
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("plots need Matplotlib: pip install 'proxvi[plot]'.") from error
+    matplotlib.use("Agg", force=False)
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    _pyplot().close(figure)
+
+
+def arrows(ends: Mapping[str, np.ndarray], begins: np.ndarray, truth: np.ndarray, path: Path) -> None:
+    """Arrows from where two parameters started to where they ended, a panel a method, as in the paper's Figure 1."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, len(ends), figsize=(4.6 * len(ends), 4.8), sharex=True, sharey=True, squeeze=False)
+    for letter, axes, (name, end) in zip("abcdefgh", panels[0], ends.items(), strict=False):
+        for one, other in zip(begins, end, strict=True):
+            axes.annotate(
+                "", xy=other, xytext=one, arrowprops={"arrowstyle": "->", "color": "tab:green", "lw": 0.7, "alpha": 0.7}
+            )
+        axes.plot(*end.T, "o", color="tab:green", ms=5, label="end")
+        axes.plot(*truth, "o", color="tab:red", ms=6, zorder=5, label="truth")
+        reach = 1.08 * np.abs(begins - truth).max()
+        axes.set(xlim=(truth[0] - reach, truth[0] + reach), ylim=(truth[1] - reach, truth[1] + reach), aspect="equal")
+        axes.set(xlabel="$\\mu_1$", title=f"({letter}) {name}")
+    panels[0, 0].set_ylabel("$\\mu_2$")
+    panels[0, 0].legend(loc="upper left", fontsize="small")
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def study(grid: Mapping[str, Sequence[float]], shares: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+    """The share of starts that are not trapped, along each setting: a panel a setting, a line a method."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, len(grid), figsize=(4 * len(grid), 3.4), sharey=True, layout="constrained")
+    for axes, (setting, values) in zip(panels, grid.items(), strict=True):
+        for marker, (method, line) in zip("osv^", shares[setting].items(), strict=False):
+            axes.plot(values, line, marker=marker, ms=5, alpha=0.8, label=method)
+        axes.set(xscale="log", xlabel=setting.replace("_", " "), ylim=(-0.05, 1.05))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("share of starts not trapped")
+    panels[-1].legend(fontsize="small")
+    _save(figure, path)
+
+
+def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> None:
+    """How much inferences depend on their start: the ELBOs on the way, and the final ones in order.
+
+    Args:
+        runs: what `multistart` returned, by name.
+        path: where to save the picture.
+        tolerance: as for `Starts.report`; final ELBOs this close to the best of their run are green.
+    """
+    plt = _pyplot()
+    figure, panels = plt.subplots(
+        len(runs), 2, figsize=(9, 2.8 * len(runs)), sharey="row", squeeze=False, layout="constrained"
+    )
+    for (left, right), (name, run) in zip(panels, runs.items(), strict=True):
+        elbos, traces = np.asarray(run.elbos), np.asarray(run.traces)
+        best = np.nanmax(elbos)
+        left.plot(traces.T, color="tab:blue", lw=0.6, alpha=min(1.0, 10 / len(elbos)))
+        ordered = np.sort(elbos[np.isfinite(elbos)])
+        good = ordered >= best - tolerance
+        place = np.arange(len(ordered))
+        right.plot(place[good], ordered[good], "o", ms=4, color="tab:green", label=f"within {tolerance:g} of the best")
+        right.plot(place[~good], ordered[~good], "o", ms=4, color="tab:red", label="the others")
+        low = np.min(ordered) - 0.05 * (best - np.min(ordered)) - tolerance
+        left.set(ylim=(low, best + tolerance + 0.02 * (best - low)), ylabel="ELBO", title=name)
+        right.set(title=f"{good.sum() / len(elbos):.0%} of {len(elbos)} starts within {tolerance:g} nats of the best")
+        right.legend(fontsize="small", loc="lower right")
+    panels[-1, 0].set_xlabel("step")
+    panels[-1, 1].set_xlabel("start, by final ELBO")
+    _save(figure, path)

@@ -1,0 +1,169 @@
+"""`multistart`: many starts in one program, and how much the result depends on where it started."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["Basin", "Sensitivity", "Starts", "multistart"]
+
+
+class Basin(NamedTuple):
+    """Starts that ended at about the same ELBO.
+
+    Args:
+        elbo: the best of them.
+        starts: their numbers, the best one first.
+    """
+
+    elbo: float
+    starts: np.ndarray
+
+
+class Sensitivity(NamedTuple):
+    """How much an inference depends on its start; prints as a table.
+
+    Args:
+        tolerance: the ELBOs that count as the same, in nats.
+        best: the best final ELBO.
+        median: the one in the middle.
+        worst: the worst finite one.
+        share: the share of starts within the tolerance of the best.
+        not_finite: how many starts ended without a finite ELBO.
+        basins: groups of starts, the best first; a group ends where the next ELBO is lower by more than the tolerance.
+    """
+
+    tolerance: float
+    best: float
+    median: float
+    worst: float
+    share: float
+    not_finite: int
+    basins: tuple[Basin, ...]
+
+    def __str__(self) -> str:
+        count = sum(len(basin.starts) for basin in self.basins) + self.not_finite
+        lines = [
+            f"{self.share:.0%} of {count} starts end within {self.tolerance:g} nats of the best ELBO, {self.best:.2f}; "
+            f"median {self.median:.2f}, worst {self.worst:.2f}",
+            f"{'basin':>7} {'ELBO':>12} {'below best':>12} {'starts':>8}  for example start",
+        ]
+        shown = self.basins[:10]
+        for number, (elbo, starts) in enumerate(shown, 1):
+            lines.append(f"{number:7d} {elbo:12.2f} {self.best - elbo:12.2f} {len(starts):8d}  {starts[0]}")
+        if len(self.basins) > len(shown):
+            rest = sum(len(basin.starts) for basin in self.basins[len(shown) :])
+            lines.append(f"{'':7} and {len(self.basins) - len(shown)} more basins with {rest} starts")
+        if self.not_finite:
+            lines.append(f"{self.not_finite} starts ended without a finite ELBO")
+        return "\n".join(lines)
+
+
+class Starts(NamedTuple):
+    """Where many starts ended.
+
+    Args:
+        elbos: the final ELBO of each start.
+        params: the final parameters, with a leading axis of starts.
+        traces: the ELBOs on the way, starts × steps.
+    """
+
+    elbos: Array
+    params: Any
+    traces: Array
+
+    def report(self, tolerance: float = 2.0) -> Sensitivity:
+        """How much the result depends on the start.
+
+        Args:
+            tolerance: the ELBOs that count as the same, in nats; more than the noise of the final ELBOs.
+        """
+        if not tolerance > 0:
+            raise ValueError(f"`tolerance` must be above 0, got {tolerance}; 2 nats is the default.")
+        elbos = np.asarray(self.elbos, np.float64)
+        finite = np.flatnonzero(np.isfinite(elbos))
+        if finite.size == 0:
+            raise ValueError(f"`elbos` must have a finite entry, got {elbos.size} without; look at `traces`.")
+        order = finite[np.argsort(-elbos[finite], kind="stable")]
+        ends = np.flatnonzero(-np.diff(elbos[order]) > tolerance) + 1
+        basins = tuple(Basin(float(elbos[group[0]]), group) for group in np.split(order, ends))
+        return Sensitivity(
+            tolerance=tolerance,
+            best=float(elbos[order[0]]),
+            median=float(np.median(elbos[finite])),
+            worst=float(elbos[order[-1]]),
+            share=float(np.mean(elbos >= elbos[order[0]] - tolerance)),
+            not_finite=int(elbos.size - finite.size),
+            basins=basins,
+        )
+
+
+def multistart(
+    optimise: Callable[[Any], tuple[Any, Array]], starts: Any, *, average_last: int = 1, mesh: Mesh | None = None
+) -> Starts:
+    """Run an optimisation from many starts, as one compiled program.
+
+        params_s, trace_s = optimise(start_s)   for all s at once,   elbo_s = mean of the last entries of trace_s
+
+    Args:
+        optimise: a function of one start that returns the final parameters and the ELBOs on the way, the last one that
+            of the result. It is mapped over the starts by `jax.vmap`.
+        starts: random keys, or initial parameters (any pytree), with a leading axis of starts.
+        average_last: how many entries at the end of a trace to average for the final ELBO; more than 1 if the ELBO is
+            a noisy estimate.
+        mesh: devices to spread the starts over; None takes all of them.
+
+    Returns:
+        Final ELBOs, parameters and traces; `report()` says how much they depend on the start.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, proxvi
+        >>> def optimise(start):  # two hills, of heights 0 and −1
+        ...     def elbo(x):
+        ...         return jnp.maximum(-((x - 1) ** 2), -((x + 1) ** 2) - 1)
+        ...     optimizer = optax.sgd(0.1)
+        ...     def step(carry, _):
+        ...         x, state = carry
+        ...         updates, state = optimizer.update(-jax.grad(elbo)(x), state)
+        ...         return (x + updates, state), elbo(x + updates)
+        ...     (x, _), trace = jax.lax.scan(step, (start, optimizer.init(start)), length=100)
+        ...     return x, trace
+        >>> print(proxvi.multistart(optimise, jnp.linspace(-3.0, 3.0, 6)).report(tolerance=0.1))
+        50% of 6 starts end within 0.1 nats of the best ELBO, -0.00; median -0.50, worst -1.00
+          basin         ELBO   below best   starts  for example start
+              1        -0.00         0.00        3  3
+              2        -1.00         1.00        3  0
+
+        With NumPyro, the starts are keys::
+
+            def optimise(key):
+                result = svi.run(key, 5_000, x, progress_bar=False)
+                return result.params, -result.losses
+
+            report = proxvi.multistart(optimise, jax.random.split(key, 100), average_last=100).report()
+    """
+    if not hasattr(average_last, "__index__") or average_last < 1:
+        raise ValueError(f"`average_last` must be a positive integer, got {average_last!r}; 1 takes the last ELBO.")
+    counts = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(starts)}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(
+            f"`starts` must have one leading axis in common, that of the starts, got lengths {sorted(counts)}; use "
+            "`jax.random.split(key, n)`, or stack the initial parameters."
+        )
+    count = counts.pop()
+    mesh = Mesh(np.array(jax.devices()), "starts") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
+    devices = mesh.devices.shape[0]
+    rows = jnp.arange(-(-count // devices) * devices) % count  # as many for each device; what is over is dropped below
+    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+    starts = jax.device_put(jax.tree.map(lambda x: x[rows], starts), spread)
+    params, traces = jax.jit(jax.vmap(optimise), out_shardings=spread)(starts)
+    params, traces = jax.tree.map(lambda x: x[:count], (params, traces))
+    if traces.ndim != 2:
+        raise ValueError(
+            f"`optimise` must return its ELBOs as one vector, got {traces.ndim - 1} axes; return `(params, elbos)`."
+        )
+    return Starts(jnp.mean(traces[:, -average_last:], axis=1), params, traces)
