@@ -36,3 +36,9 @@ def test_long_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "ELBO of a picture" in run("long_run.py", "--folder", str(tmp_path), "--steps", "500")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1] == {"step": 500, "resumed": True}
+
+
+def test_sensitivity_report(tmp_path: Path) -> None:
+    printed = run("sensitivity.py", "--starts", "4", "--steps", "40", "--picture", str(tmp_path / "starts.png"))
+    assert printed.count("of 4 starts end within 2 nats") == 4
+    assert (tmp_path / "starts.png").stat().st_size > 20_000

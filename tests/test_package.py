@@ -15,7 +15,7 @@ import proxvi
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "proxvi"
 
-# Imports point down this list only; modules on one line are siblings and do not import each other. A folder is one room.
+# Imports point down this list only; modules on one line are siblings and do not import each other, folders are rooms.
 LAYERS = [
     ["cli"],
     ["experiments"],

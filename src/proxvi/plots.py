@@ -54,8 +54,8 @@ def study(grid: Mapping[str, Sequence[float]], shares: Mapping[str, Mapping[str,
     plt = _pyplot()
     figure, panels = plt.subplots(1, len(grid), figsize=(4 * len(grid), 3.4), sharey=True, layout="constrained")
     for axes, (setting, values) in zip(panels, grid.items(), strict=True):
-        for marker, (method, line) in zip("osv^", shares[setting].items(), strict=False):
-            axes.plot(values, line, marker=marker, ms=5, alpha=0.8, label=method)
+        for i, (method, line) in enumerate(shares[setting].items()):  # thinner and thinner: lines that agree all show
+            axes.plot(values, line, marker="osv^"[i % 4], ms=11 - 2 * i, lw=7 - 1.8 * i, label=method)
         axes.set(xscale="log", xlabel=setting.replace("_", " "), ylim=(-0.05, 1.05))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("share of starts not trapped")

@@ -97,8 +97,8 @@ def mean_gradient(params: Factor, x: Array) -> Array:
     ∂L/∂μ_k = −1/σ² Σ_i λ_ik (−x_i + μ_k + Σ_{j≠k} λ_ij μ_j)
     """
     on = jax.nn.sigmoid(params.logits)
-    others = (on @ params.means)[:, None] - on * params.means
-    return -jnp.sum(on * (-x[:, None] + params.means + others), axis=0) / NOISE**2
+    others = (on @ params.means)[:, None] - on * params.means[None]
+    return -jnp.sum(on * (-x[:, None] + params.means[None] + others), axis=0) / NOISE**2
 
 
 def coordinate_update(params: Factor, x: Array, k: Array | int) -> Array:

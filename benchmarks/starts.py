@@ -1,0 +1,45 @@
+"""What a thousand starts cost over one: figure 1's entropy PVI, ten thousand steps, one compiled call each.
+
+taskset -c 1 python benchmarks/starts.py
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+import jax
+import jax.numpy as jnp
+
+from proxvi.experiments import figure_1
+from proxvi.models import factor
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--starts", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=10_000)
+    arguments = parser.parse_args()
+    settings = figure_1.Settings("PVI, entropy", data_sets=1, steps=arguments.steps)
+    x = figure_1.data_sets(settings)[0]
+    method = figure_1.METHODS[settings.method]
+    program = jax.jit(jax.vmap(lambda means: method(settings, factor.start(means), x)))
+    with_compilation, without = {}, {}
+    for count in (1, arguments.starts):
+        starts = figure_1.ring(count)
+        began = time.process_time()  # of the processor: the machine may be shared
+        jax.block_until_ready(program(starts))
+        with_compilation[count] = time.process_time() - began
+        began = time.process_time()
+        _, traces = jax.block_until_ready(program(starts))
+        without[count] = time.process_time() - began
+        assert jnp.all(jnp.isfinite(traces))
+        spent = f"{without[count]:.2f} s, {with_compilation[count]:.2f} s with compilation"
+        print(f"{count:6,} starts x {arguments.steps:,} steps: {spent}")
+    for name, seconds in {"with compilation": with_compilation, "without": without}.items():
+        print(f"{arguments.starts:,} starts over one, {name}: {seconds[arguments.starts] / seconds[1]:.0f}")
+
+
+if __name__ == "__main__":
+    main()

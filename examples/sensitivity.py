@@ -1,0 +1,94 @@
+"""How much does an inference depend on its start? Two of them, with and without a constraint.
+
+    python examples/sensitivity.py --picture sensitivity.png
+
+`mixture` is a Gaussian mixture with its assignments summed out, as in NumPyro's examples; its means and weights have a
+mean-field normal posterior. `network` is the posterior of a small neural network for a curve in one dimension. Each
+runs from many keys as one program, and the report says where they end.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI, TraceMeanField_ELBO, init_to_sample
+from numpyro.infer.autoguide import AutoNormal
+
+import proxvi
+from proxvi import plots
+
+
+def mixture() -> tuple[Any, tuple[Any, ...]]:
+    """Five clusters on a line; which mean explains which is up to the start."""
+    centres = jnp.array([-8.0, -4.0, 0.0, 4.0, 8.0])
+    key = jax.random.key(0)
+    data = centres[jnp.arange(200) % 5] + 0.7 * jax.random.normal(key, (200,))
+
+    def model(data):
+        weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(5)))
+        means = numpyro.sample("means", dist.Normal(jnp.zeros(5), 10.0).to_event(1))
+        with numpyro.plate("data", data.shape[0]):
+            components = dist.Normal(means, 0.7)
+            numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(weights), components), obs=data)
+
+    return model, (data,)
+
+
+def network() -> tuple[Any, tuple[Any, ...]]:
+    """A curve through 40 noisy points; 10 hidden units."""
+    x = jnp.linspace(-3.0, 3.0, 40)
+    y = jnp.sin(2 * x) + 0.1 * jax.random.normal(jax.random.key(1), (40,))
+
+    def model(x, y):
+        W = numpyro.sample("W", dist.Normal(jnp.zeros(10), 3.0).to_event(1))
+        b = numpyro.sample("b", dist.Normal(jnp.zeros(10), 3.0).to_event(1))
+        v = numpyro.sample("v", dist.Normal(jnp.zeros(10), 1.0).to_event(1))
+        hidden = jnp.tanh(x[:, None] * W[None] + b[None])
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(hidden @ v, 0.1), obs=y)
+
+    return model, (x, y)
+
+
+def run(problem: tuple[Any, tuple[Any, ...]], constrained: bool, starts: int, steps: int) -> Any:
+    model, data = problem
+    guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=0.1)
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps), b2=0.99)
+    loss = TraceMeanField_ELBO(num_particles=5)
+    svi: Any = SVI(model, guide, optimizer, loss)
+    if constrained:
+        decay = optax.exponential_decay(1.0, steps // 2, 1e-10)
+        svi = proxvi.ProximitySVI(model, guide, optimizer, loss, proxvi.Proximity(proxvi.entropy, magnitude=decay))
+
+    def optimise(key):
+        result = svi.run(key, steps, *data, progress_bar=False)
+        return result.params, -result.losses
+
+    return proxvi.multistart(optimise, jax.random.split(jax.random.key(2), starts), average_last=steps // 20)
+
+
+def main() -> dict[str, Any]:
+    """Run both, print the reports, save the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--starts", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--picture", type=Path, default=None, help="where to save it; needs matplotlib")
+    arguments = parser.parse_args()
+    runs = {}
+    for name, problem in {"mixture": mixture(), "network": network()}.items():
+        for method, constrained in {"VI": False, "PVI, entropy": True}.items():
+            ended = run(problem, constrained, arguments.starts, arguments.steps)
+            runs[f"{name}, {method}"] = ended
+            print(f"{name}, {method}\n{ended.report()}\n", flush=True)
+    if arguments.picture is not None:
+        plots.starts(runs, arguments.picture)
+    return runs
+
+
+if __name__ == "__main__":
+    main()
