@@ -21,7 +21,7 @@ LAYERS = [
     ["experiments"],
     ["plots"],
     ["__init__"],
-    ["training", "starts"],
+    ["training", "starts", "evaluation"],
     ["_run", "_watch", "checkpoints"],
     ["svi", "data"],
     ["_penalised"],

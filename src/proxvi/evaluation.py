@@ -1,0 +1,327 @@
+"""`evaluate`: ELBO and marginal likelihood of held-out data by importance sampling, and how far to trust them."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpyro import handlers
+
+__all__ = ["Evaluation", "evaluate"]
+
+TOO_HEAVY = 0.7  # k̂ above it: the variance of the estimate cannot be trusted (Vehtari et al. 2024)
+ROUNDING = 1e-3  # log weights of float32 that differ by less are the same
+ON_HOST = 2**18  # log weights of one device that are looked at together
+
+
+class Evaluation(NamedTuple):
+    """How well a model explains data; prints as a summary.
+
+    With `w_ns` the log weight of sample s of row n, `S` samples and `N` rows:
+
+        elbos_n = mean_s w_ns,  log_likelihoods_n = log mean_s exp w_ns,  effective_n = (Σ_s exp w_ns)² / Σ_s exp 2w_ns
+
+    Attributes:
+        elbo: mean of `elbos`.
+        elbo_standard_error: of that mean, as an estimate for all data of this kind: spread of `elbos` over √N.
+        elbo_monte_carlo_error: the part of it that more samples would remove, as an estimate for these data.
+        log_likelihood: mean of `log_likelihoods`.
+        log_likelihood_standard_error: as for the ELBO.
+        log_likelihood_monte_carlo_error: as for the ELBO; by the delta method, the variance of row n is
+            `(S / effective_n − 1) / (S − 1)`. Do not trust it where many k̂ are above 0.7.
+        log_likelihood_bias: about how far `log_likelihood` is from the truth on average: minus half the mean of those
+            variances; more samples remove it, more rows do not.
+        effective_sample_size: mean of `effective_sample_sizes`.
+        khat_above: share of rows with k̂ above 0.7, whose estimates rest on too few samples; NaN if no k̂ is known.
+        num_samples: `S`.
+        elbos: for each row.
+        log_likelihoods: for each row.
+        effective_sample_sizes: for each row, between 1 and `S`.
+        khats: for each row the Pareto k̂ of its weights (PSIS). −∞ if the largest weights are all the same; NaN if no
+            Pareto distribution fits, if `S` is below 25, or if `arviz-stats` is missing (the extra `diagnostics`).
+    """
+
+    elbo: float
+    elbo_standard_error: float
+    elbo_monte_carlo_error: float
+    log_likelihood: float
+    log_likelihood_standard_error: float
+    log_likelihood_monte_carlo_error: float
+    log_likelihood_bias: float
+    effective_sample_size: float
+    khat_above: float
+    num_samples: int
+    elbos: np.ndarray
+    log_likelihoods: np.ndarray
+    effective_sample_sizes: np.ndarray
+    khats: np.ndarray
+
+    def __str__(self) -> str:
+        above = "no k̂" if np.isnan(self.khat_above) else f"{self.khat_above:.0%} of rows with k̂ above {TOO_HEAVY}"
+        return (
+            f"{'':14} {'mean':>10} {'± data':>9} {'± samples':>9}\n"
+            f"{'ELBO':14} {self.elbo:10.3f} {self.elbo_standard_error:9.3f} {self.elbo_monte_carlo_error:9.3f}\n"
+            f"{'log likelihood':14} {self.log_likelihood:10.3f} {self.log_likelihood_standard_error:9.3f} "
+            f"{self.log_likelihood_monte_carlo_error:9.3f}   bias {self.log_likelihood_bias:.3f}\n"
+            f"{len(self.elbos)} rows, {self.effective_sample_size:.1f} of {self.num_samples} samples effective, {above}"
+        )
+
+
+def evaluate(
+    key: Any,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    params: dict[str, Any],
+    data: Any,
+    *,
+    num_samples: int,
+    chunk: int = 500,
+    progress: bool | None = None,
+    mesh: Mesh | None = None,
+) -> Evaluation:
+    """Estimate the ELBO and the marginal likelihood of each row of the data, with samples of the guide.
+
+        w_ns = log p(x_n, z_s) − log q(z_s | x_n),   z_s ~ q(z | x_n)
+        E[mean_s w_ns] = ELBO(x_n) ≤ E[log mean_s exp w_ns] ≤ log p(x_n)
+
+    The model and the guide see one row at a time, as a batch of 1, and every latent variable must be the row's own.
+    Densities are taken as they are: what scales them in training (`handlers.scale`, a subsampled plate of rows) is left
+    out. A sample is a function of the key, of the number of its row and of its own: `chunk` and `mesh` change nothing
+    but the rounding.
+
+    Args:
+        key: for the samples.
+        model: a NumPyro model of a batch of rows.
+        guide: its guide, of the same.
+        params: values of all parameters of both, as in `result.params`.
+        data: rows, as the model takes them (a tuple for several arguments).
+        num_samples: `S`, samples for each row; the paper takes 5,000.
+        chunk: how many pairs of a row and a sample each device computes at once, which bounds the memory; 500 suit the
+            cache of a CPU, a GPU wants more.
+        progress: whether to show a progress bar; None does on a terminal.
+        mesh: devices, along whose first axis the rows are spread; None takes all devices.
+
+    Returns:
+        The two means, their errors, and what they are made of.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> def model(x):
+        ...     with numpyro.plate("data", len(x)):
+        ...         z = numpyro.sample("z", dist.Normal(0, 1))
+        ...         numpyro.sample("x", dist.Normal(z, 1), obs=x)
+        >>> def guide(x):
+        ...     with numpyro.plate("data", len(x)):
+        ...         numpyro.sample("z", dist.Normal(numpyro.param("slope", 0.5) * x, 0.8))
+        >>> x = jnp.linspace(-2.0, 2.0, 5)  # of which the truth is Normal(0, √2)
+        >>> result = evaluate(jax.random.key(0), model, guide, {"slope": 0.5}, x, num_samples=1_000)
+        >>> round(float(dist.Normal(0, 2**0.5).log_prob(x).mean()), 2), round(result.log_likelihood, 2)
+        (-1.77, -1.77)
+        >>> print(result)
+                             mean    ± data ± samples
+        ELBO               -1.786     0.210     0.003
+        log likelihood     -1.769     0.210     0.002   bias -0.000
+        5 rows, 974.9 of 1000 samples effective, 0% of rows with k̂ above 0.7
+    """
+    _check("num_samples", num_samples, 2, "the error comes from their spread")
+    _check("chunk", chunk, 1, "less takes less memory, and longer")
+    args: tuple[Any, ...] = data if isinstance(data, tuple) else (data,)
+    lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(args)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"`data` must have one leading axis in common, that of the rows, got lengths {sorted(lengths)}; write "
+            "`x[None]` for one row."
+        )
+    rows = lengths.pop()
+    _check_sites(model, guide, params, args)
+    mesh = Mesh(np.array(jax.devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
+    devices = mesh.devices.shape[0]
+    spread, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (mesh.axis_names[:1], ()))
+    share, limit = -(-rows // devices), max(1, ON_HOST // num_samples)  # rows of one device, in all and in a group
+    at_once = _even(share, min(limit, max(1, chunk // num_samples))), _even(num_samples, chunk)
+    group = devices * at_once[0] * _even(-(-share // at_once[0]), limit // at_once[0])
+    params, key = jax.device_put((params, key), everywhere)
+    shown = (sys.stderr.isatty() if progress is None else progress) and jax.process_index() == 0
+    summaries = []
+    with tqdm.tqdm(total=rows, disable=not shown, unit="row", dynamic_ncols=True) as bar:
+        for first in range(0, rows, group):
+            numbers = np.arange(first, first + group) % rows  # as many in every group; what is over is dropped below
+            batch = jax.device_put((numbers, jax.tree.map(lambda x, at=numbers: x[at], args)), spread)
+            log_weights = _log_weights(params, key, *batch, (model, guide), mesh, num_samples, at_once)
+            summaries.append(_summary(np.asarray(log_weights, np.float64)[: rows - first]))
+            bar.update(len(summaries[-1][0]))
+    elbos, elbo_variances, log_likelihoods, variances, effective, khats = (
+        np.concatenate(parts) for parts in zip(*summaries, strict=True)
+    )
+    known = not np.all(np.isnan(khats))
+    return Evaluation(
+        *_mean(elbos, elbo_variances),
+        *_mean(log_likelihoods, variances),
+        log_likelihood_bias=-0.5 * float(np.mean(variances)),
+        effective_sample_size=float(np.mean(effective)),
+        khat_above=float(np.mean(khats > TOO_HEAVY)) if known else float("nan"),
+        num_samples=num_samples,
+        elbos=elbos,
+        log_likelihoods=log_likelihoods,
+        effective_sample_sizes=effective,
+        khats=khats,
+    )
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6, 7))
+def _log_weights(
+    params: Any, key: Any, numbers: Any, rows: Any, pair: Any, mesh: Mesh, num_samples: int, at_once: tuple[int, int]
+) -> Array:
+    """Log weights, rows × samples, of a pair of model and guide; `at_once` are rows and samples, too.
+
+    What a row's samples have in common, such as its inference network, is computed once for those that run together,
+    and a layer that takes samples to pixels is one matrix product over all rows and samples that do.
+    """
+
+    def on_one_device(params: Any, key: Any, numbers: Any, rows: Any) -> Array:
+        def of_row(numbered: Any) -> Array:
+            number, row = numbered
+            args, row_key = jax.tree.map(lambda x: x[None], row), jax.random.fold_in(key, number)
+
+            def of_sample(sample: Array) -> Array:
+                traces = _traces(jax.random.fold_in(row_key, sample), pair[0], pair[1], params, args)
+                return _log_density(traces[0]) - _log_density(traces[1])
+
+            samples = jnp.arange(-(-num_samples // at_once[1]) * at_once[1])  # whole batches; what is over is dropped
+            return jax.lax.map(of_sample, samples, batch_size=at_once[1])[:num_samples]
+
+        return jax.lax.map(of_row, (numbers, rows), batch_size=at_once[0])
+
+    spread, everywhere = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+    run = jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, spread, spread),
+        out_specs=spread,
+        check_vma=False,  # devices do not talk to each other here
+    )
+    # Every process of several gets all weights.
+    return jax.lax.with_sharding_constraint(run(params, key, numbers, rows), NamedSharding(mesh, everywhere))
+
+
+def _traces(key: Array, model: Any, guide: Any, params: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A sample of the guide, and the model at it."""
+    model_key, guide_key = jax.random.split(key)
+    guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), data=params)).get_trace(*args)
+    replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
+    return handlers.trace(handlers.substitute(replayed, data=params)).get_trace(*args), guide_trace
+
+
+def _log_density(trace: dict[str, Any]) -> Array:
+    """As the sites' distributions have it; NumPyro's `log_density` would multiply it by their scales."""
+    total = jnp.zeros(())
+    for site in trace.values():
+        if site["type"] == "sample":
+            intermediates = (site["intermediates"],) if site["intermediates"] else ()
+            total = total + jnp.sum(site["fn"].log_prob(site["value"], *intermediates))
+    return total
+
+
+def _summary(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of each row: the ELBO and its variance, the log likelihood and its variance, the effective samples, k̂."""
+    samples = log_weights.shape[1]
+    with np.errstate(invalid="ignore"):  # weights that are all 0, or not numbers, make results that are not numbers
+        top = np.max(log_weights, axis=1, keepdims=True)
+        gaps = log_weights - top
+        weights = np.exp(gaps)
+        total = np.sum(weights, axis=1)
+        effective = total**2 / np.sum(weights**2, axis=1)
+        return (
+            top[:, 0] + np.mean(gaps, axis=1),
+            np.var(gaps, axis=1, ddof=1) / samples,
+            top[:, 0] + np.log(total / samples),
+            (np.maximum(samples / effective, 1.0) - 1.0) / (samples - 1),
+            effective,
+            _khats(log_weights),
+        )
+
+
+def _khats(log_weights: np.ndarray) -> np.ndarray:
+    samples = log_weights.shape[1]
+    unknown = np.full(len(log_weights), np.nan)
+    if samples < 25:  # a tail of less than 5, too few for a fit
+        return unknown
+    try:
+        from arviz_stats.base.array import array_stats
+    except ImportError:
+        return unknown
+
+    def khat(row: np.ndarray) -> float:
+        if np.ptp(row) < ROUNDING:
+            return -np.inf
+        try:
+            value = float(array_stats.psislw(-row)[1])  # it wants minus the log weights
+        except ValueError:  # all of the tail is one value
+            return -np.inf
+        # Where even the tail's lower quarter is 0 beside the largest weight, the fit has nothing to hold on to.
+        seen = np.count_nonzero(row > np.max(row) - 700.0)
+        return np.inf if np.isnan(value) and seen < 0.75 * min(samples / 5, 3 * samples**0.5) else value
+
+    return np.array([khat(row) for row in log_weights])
+
+
+def _mean(values: np.ndarray, variances: np.ndarray) -> tuple[float, float, float]:
+    """The mean, its error over data, its error over samples."""
+    count = len(values)
+    with np.errstate(invalid="ignore"):
+        spread = np.std(values, ddof=1) if count > 1 else np.nan
+        return float(np.mean(values)), float(spread / count**0.5), float(np.sum(variances) ** 0.5 / count)
+
+
+def _even(total: int, limit: int) -> int:
+    """The size of equal parts, or nearly, of at most `limit`."""
+    return -(-total // -(-total // limit))
+
+
+def _check(name: str, value: Any, at_least: int, remedy: str) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
+        raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}; {remedy}.")
+
+
+def _check_sites(model: Any, guide: Any, params: Any, args: Any) -> None:
+    """Refuse what would give a number that is no likelihood of a row; looks at shapes alone, of 1 row and of 2."""
+
+    def sites(count: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+
+        def look(args: Any) -> None:
+            found.extend(_traces(jax.random.key(0), model, guide, params, args))
+
+        jax.eval_shape(look, jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args))
+        return found
+
+    one, two = sites(1), sites(2)
+    missing = {n for trace in one for n, s in trace.items() if s["type"] in ("param", "mutable")} - params.keys()
+    if missing:
+        raise ValueError(f"`params` must hold all parameters, got none for {sorted(missing)}; pass `result.params`.")
+    latent, sampled = ({n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]} for trace in one)
+    other = latent ^ {n for n in sampled if not one[1][n]["infer"].get("is_auxiliary") or n in latent}
+    if other:
+        raise ValueError(
+            f"`guide` must sample the latent variables of `model`, got {sorted(other)} in one of them only; add them "
+            "to the other."
+        )
+    for before, after in zip(one, two, strict=True):
+        for name in before.keys() & sampled:
+            if jnp.size(after[name]["value"]) != 2 * jnp.size(before[name]["value"]):
+                raise ValueError(
+                    "`model` and `guide` must give each row latent variables of its own, got "
+                    f"`{name}`, which rows share; make it a parameter."
+                )
+        for name, (size, seen) in ((n, s["args"]) for n, s in before.items() if s["type"] == "plate"):
+            if seen not in (None, size) and (seen, after[name]["args"][1]) != (1, 2):
+                raise ValueError(
+                    f"`model` and `guide` must see all of a row, got the plate `{name}` with {seen} of {size}; leave "
+                    "out its `subsample_size`."
+                )
