@@ -6,6 +6,7 @@ from proxvi.checkpoints import ConfigurationError
 from proxvi.constraint import Proximity, Telemetry
 from proxvi.distances import inverse_huber, kl, squared
 from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO
+from proxvi.evaluation import evaluate
 from proxvi.inner_loop import proximity_inner_loop
 from proxvi.references import Reference, parameter_average, statistic_average
 from proxvi.starts import multistart
@@ -26,6 +27,7 @@ __all__ = [
     "Telemetry",
     "VimcoELBO",
     "entropy",
+    "evaluate",
     "fit",
     "identity",
     "inverse_huber",
