@@ -70,7 +70,7 @@ def test_a_result_file_is_read_only_for_the_same_settings(tmp_path: Path) -> Non
     path = tmp_path / "one.json"
     settings = asdict(figure_1.Settings("VI"))
     assert results.read(path, settings) is None
-    results.save(path, settings, {"elbos": np.array([[1.0, -2.25]])}, command="proxvi", seconds=1.0)
+    results.save(path, settings, {"elbos": np.array([[1.0, -2.25]])}, seconds=1.0)
     assert results.read(path, settings) == {"elbos": [[1.0, -2.25]]}
     assert results.read(path, settings | {"steps": 1}) is None
     assert not path.with_name("one.json.new").exists()

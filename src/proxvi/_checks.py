@@ -1,9 +1,11 @@
-"""What a number given as an argument must be."""
+"""What arguments must be."""
 
 import math
 from typing import Any
 
+import jax
 import jax.core
+import numpy as np
 
 
 def check_number(
@@ -36,3 +38,11 @@ def check_number(
         if below < math.inf:
             bound += f" and below {below:g}"
         raise ValueError(f"`{name}` must be a {kind} {bound}, got {value!r}; {remedy}.")
+
+
+def common_length(name: str, tree: Any, remedy: str) -> int:
+    """The length of the leading axis that all leaves have in common."""
+    lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(tree)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"`{name}` must have one leading axis in common, got lengths {sorted(lengths)}; {remedy}.")
+    return lengths.pop()

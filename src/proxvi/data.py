@@ -14,6 +14,8 @@ import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
 
+from proxvi._checks import common_length
+
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
 
 
@@ -40,7 +42,11 @@ class Arrays:
         longest: int,
         shard: Callable[[Any], Any] = lambda batch: batch,
     ) -> None:
-        self.rows = 0 if batch_size is None else _rows(arrays)
+        self.rows = (
+            0
+            if batch_size is None
+            else common_length("data", arrays, "with `batch_size=None` the arrays are handed on whole")
+        )
         if batch_size is not None and not 1 <= batch_size <= self.rows:
             raise ValueError(
                 f"`batch_size` must lie between 1 and the {self.rows} rows of the data, got {batch_size}; None "
@@ -209,16 +215,6 @@ class Stream:
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""
         return {"batch": signature(self._first), "batch_digest": everyones(digest(self._first))}
-
-
-def _rows(arrays: Any) -> int:
-    lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(arrays)}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            f"`data` must have one leading axis in common to take batches from, got lengths {sorted(lengths)}; with "
-            "`batch_size=None` the arrays are handed on whole."
-        )
-    return lengths.pop()
 
 
 def signature(tree: Any) -> str:

@@ -13,6 +13,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro import handlers
 
+from proxvi._checks import common_length
+
 __all__ = ["Evaluation", "evaluate"]
 
 TOO_HEAVY = 0.7  # k̂ above it: the variance of the estimate cannot be trusted (Vehtari et al. 2024)
@@ -132,13 +134,7 @@ def evaluate(
     _check("num_samples", num_samples, 2, "the error comes from their spread")
     _check("chunk", chunk, 1, "less takes less memory, and longer")
     args: tuple[Any, ...] = data if isinstance(data, tuple) else (data,)
-    lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(args)}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            f"`data` must have one leading axis in common, that of the rows, got lengths {sorted(lengths)}; write "
-            "`x[None]` for one row."
-        )
-    rows = lengths.pop()
+    rows = common_length("data", args, "write `x[None]` for one row")
     _check_sites(model, guide, params, args)
     mesh = Mesh(np.array(jax.devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
     devices = mesh.devices.shape[0]

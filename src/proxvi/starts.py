@@ -9,6 +9,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from proxvi._checks import common_length
+
 __all__ = ["Basin", "Sensitivity", "Starts", "multistart"]
 
 
@@ -148,13 +150,7 @@ def multistart(
     """
     if not hasattr(average_last, "__index__") or average_last < 1:
         raise ValueError(f"`average_last` must be a positive integer, got {average_last!r}; 1 takes the last ELBO.")
-    counts = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(starts)}
-    if len(counts) != 1 or 0 in counts:
-        raise ValueError(
-            f"`starts` must have one leading axis in common, that of the starts, got lengths {sorted(counts)}; use "
-            "`jax.random.split(key, n)`, or stack the initial parameters."
-        )
-    count = counts.pop()
+    count = common_length("starts", starts, "use `jax.random.split(key, n)`, or stack the initial parameters")
     mesh = Mesh(np.array(jax.devices()), "starts") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
     devices = mesh.devices.shape[0]
     rows = jnp.arange(-(-count // devices) * devices) % count  # as many for each device; what is over is dropped below

@@ -197,7 +197,7 @@ def judge(elbos: Any, means: Any, reference: Any) -> dict[str, float]:
     }
 
 
-def measure(s: Settings, folder: Path, command: str) -> dict[str, Any]:
+def measure(s: Settings, folder: Path) -> dict[str, Any]:
     """The figures of one method, from its result file if it has been run before."""
     slug = re.sub(r"[^a-z0-9]+", "-", s.method.lower())
     path = folder / f"{slug}-{hashlib.sha256(json.dumps(asdict(s)).encode()).hexdigest()[:8]}.json"
@@ -211,7 +211,7 @@ def measure(s: Settings, folder: Path, command: str) -> dict[str, Any]:
             "elbos": np.asarray(ended["elbos"]),
             "means": np.asarray(ended["means"]),
         }
-        results.save(path, asdict(s), known, command=command, seconds=time.perf_counter() - started)
+        results.save(path, asdict(s), known, seconds=time.perf_counter() - started)
         known = results.read(path, asdict(s))  # as it is in the file, so that a second look shows the same
         assert known is not None
     return known
@@ -258,17 +258,18 @@ def reproduce(
     starts: int = 100,
     steps: int = 10_000,
     seed: int = 0,
-    command: str = "proxvi reproduce figure-1",
 ) -> str:
-    """Run every method from a ring of starts around the truth; write the figure, the table and the result files.
+    """The Bernoulli factor model from a ring of starts, by VI, coordinate ascent, annealing and PVI.
+
+    Writes the figure, a table of all methods and a result file for each; what is in the folder already is not run
+    again. About 5 minutes on two cores.
 
     Args:
-        folder: where they go; what is there already, with the same settings, is not run again.
+        folder: where they go.
         data_sets: how many data sets of 100 points.
         starts: how many starts on the ring, for each.
         steps: of the optimiser.
         seed: of the data sets.
-        command: what was typed, for the result files.
 
     Returns:
         The table.
@@ -279,7 +280,7 @@ def reproduce(
         for name in bar:
             bar.set_postfix_str(name)
             one = replace(s, method=name, data_sets=max(1, data_sets // 10) if name in SLOW else data_sets)
-            figures[name] = measure(one, folder, command)
+            figures[name] = measure(one, folder)
     plots.arrows(
         {name: np.asarray(figures[name]["means"])[0] for name in ("VI", "PVI, entropy")},
         np.asarray(ring(starts)),
@@ -314,9 +315,8 @@ def reproduce_settings(
     starts: int = 20,
     scale: float = 1.0,
     seed: int = 100,
-    command: str = "proxvi reproduce figure-1-settings",
 ) -> str:
-    """How the share of starts that are not trapped depends on each setting, with the others fixed.
+    """How figure 1 depends on the decay of the magnitude, the learning rate and the number of steps.
 
     Args:
         folder: where the plot, the table and the result files go; what is there already is not run again.
@@ -324,7 +324,6 @@ def reproduce_settings(
         starts: how many starts on the ring, for each.
         scale: of all numbers of steps.
         seed: of the data sets.
-        command: what was typed, for the result files.
 
     Returns:
         The table.
@@ -336,7 +335,7 @@ def reproduce_settings(
         for name, value, method in bar:
             bar.set_postfix_str(f"{method}, {name} {value:g}")
             scaled = int(value * scale) if name == "steps" else value
-            one = measure(replace(s, method=method, **{name: scaled}), folder, command)
+            one = measure(replace(s, method=method, **{name: scaled}), folder)
             shares[name][method].append(one["free"])
     plots.study(GRID, shares, folder / "settings.png")
     lines = ["| setting | value | " + " | ".join(STUDIED) + " |", "|---" * (2 + len(STUDIED)) + "|"]
@@ -344,7 +343,7 @@ def reproduce_settings(
         for i, value in enumerate(values):
             cells = " | ".join(f"{shares[name][m][i]:.0%}" for m in STUDIED)
             lines.append(f"| {name} | {value:g} | {cells} |")
-    variants = {name: measure(replace(s, method=name), folder, command) for name in ("PVI, entropy", *VARIANTS)}
+    variants = {name: measure(replace(s, method=name), folder) for name in ("PVI, entropy", *VARIANTS)}
     text = "\n".join([*lines, "", table(variants)])
     (folder / "table.md").write_text(text + "\n")
     return text

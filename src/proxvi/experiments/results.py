@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import shlex
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,13 @@ __all__ = ["read", "save"]
 VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
 
 
-def save(path: Path, settings: dict[str, Any], figures: dict[str, Any], *, command: str, seconds: float) -> None:
-    """Write a result file, whole or not at all."""
+def save(path: Path, settings: dict[str, Any], figures: dict[str, Any], *, seconds: float) -> None:
+    """Write a result file, with the command that this process was started by; whole or not at all."""
     devices = f"{len(os.sched_getaffinity(0))} cores, {jax.device_count()} {jax.default_backend()} devices"
     record = {
         "settings": settings,
         "figures": figures,
-        "command": command,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seconds": round(seconds, 1),
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in VERSIONS},
         "hardware": f"{_processor()}, {devices}",
