@@ -11,11 +11,14 @@ declare -A arguments=(
     [fit_cost]="--steps 16000 --every 500 --checkpoint-every 60"
     [gradient_variance]=""
     [memory]=""
+    [starts]=""
+    [sbn_speed]=""
+    [evaluation_speed]=""
     [faults]="all --folder runs/faults"
 )
 for name in "$@"; do
     command="python benchmarks/$name.py ${arguments[$name]}"
-    printed=$(taskset -c "${CORE:-1}" $command 2> /dev/null)
+    printed=$(taskset -c "${CORE:-1}" $command)
     {
         echo "\$ $command"
         echo "$printed"

@@ -1,7 +1,5 @@
 """Tables 1 and 2: sigmoid belief networks on binarised MNIST, by every method from a good and a bad start."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from numpyro.infer.svi import SVIRunResult
 
 import proxvi
 from proxvi.datasets import binarized_mnist
+from proxvi.experiments import results
 from proxvi.models.sbn import BAD, GOOD, belief_network
 
 __all__ = ["METHODS", "STEPS", "Trial", "train"]
@@ -54,9 +53,8 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What its files are called: what it is, in words, and a hash of all of it."""
-        words = f"{self.method} {self.start} {len(self.units)} layers".replace(",", "").replace("/", "-").split()
-        return "-".join([*words, hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:8]]).lower()
+        """What its files are called."""
+        return results.name(f"{self.method} {self.start} {len(self.units)} layers", asdict(self))
 
 
 def _constrained(statistic: Callable[..., Any]) -> Callable[[Trial], tuple[Any, Any]]:

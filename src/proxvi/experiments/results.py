@@ -1,8 +1,10 @@
 """Result files: each holds what was asked, what came out, and all that is needed to make it again."""
 
+import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from importlib import metadata
@@ -12,9 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["read", "save"]
+__all__ = ["name", "read", "save"]
 
 VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
+
+
+def name(title: str, settings: dict[str, Any]) -> str:
+    """What the files of these settings are called: what it is, in words, and a hash of all of it."""
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^a-z0-9]+', '-', title.lower())}-{digest}"
 
 
 def save(path: Path, settings: dict[str, Any], figures: dict[str, Any], *, seconds: float) -> None:
