@@ -205,8 +205,8 @@ def test_all_results_are_those_of_the_weights_one_by_one() -> None:
 
     @jax.jit
     def log_weight(row: Any, number: Any, sample: Any) -> Any:
-        _, key = jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, number), sample))
-        guide = handlers.seed(handlers.substitute(linear_guide, params), key)
+        _, key = jax.random.split(jax.random.fold_in(KEY, number))
+        guide = handlers.seed(handlers.substitute(linear_guide, params), jax.random.fold_in(key, sample))
         z = handlers.trace(guide).get_trace(row[None])["z"]["value"]
         log_p, log_q = (log_density(f, (row[None],), {}, {**params, "z": z})[0] for f in (linear_model, linear_guide))
         return log_p - log_q
@@ -287,9 +287,12 @@ def test_without_arviz_or_with_few_samples_khat_is_not_known(monkeypatch: pytest
 
 
 def test_a_summary_is_printed() -> None:
-    lines = str(evaluate(KEY, linear_model, linear_guide, {**LINEAR, "width": 0.1}, X, num_samples=100)).splitlines()
+    result = evaluate(KEY, linear_model, linear_guide, {**LINEAR, "width": 0.1}, X, num_samples=100)
+    lines = str(result).splitlines()
     assert [line.split()[0] for line in lines] == ["mean", "ELBO", "log", "10"]
-    assert "of 100 samples effective, 50% of rows with k̂ above 0.7" in lines[-1]
+    assert f"{result.elbo:.3f}" in lines[1]
+    assert f"{result.log_likelihood:.3f}" in lines[2]
+    assert f"of 100 samples effective, {result.khat_above:.0%} of rows with k̂ above 0.7" in lines[3]
 
 
 def shared(x: Any) -> None:

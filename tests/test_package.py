@@ -22,7 +22,7 @@ LAYERS = [
     ["plots"],
     ["__init__"],
     ["training", "starts", "evaluation"],
-    ["_run", "_watch", "checkpoints"],
+    ["_run", "_watch", "_weights", "checkpoints"],
     ["svi", "data"],
     ["_penalised"],
     ["_guides"],

@@ -99,7 +99,7 @@ def test_what_cannot_be_reported_is_refused() -> None:
         Starts(jnp.zeros(3), None, jnp.zeros((3, 1))).report(tolerance=0.0)
     with pytest.raises(ValueError, match=r"`starts` must have one leading axis in common.*\[2, 3\]"):
         proxvi.multistart(climb, (jnp.zeros(2), jnp.zeros(3)))
-    with pytest.raises(ValueError, match=r"`average_last` must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match=r"`average_last` must be an integer of at least 1, got 0"):
         proxvi.multistart(climb, HILLS, average_last=0)
     with pytest.raises(ValueError, match=r"`optimise` must return its ELBOs as one vector, got 0 axes"):
         proxvi.multistart(lambda start: (start, start), HILLS)

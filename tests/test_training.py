@@ -406,7 +406,7 @@ def test_a_plain_iterable_is_run_forward_to_its_place(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_refused() -> None:
     svi = faults.make_svi()
-    with pytest.raises(ValueError, match="`num_steps` must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="`num_steps` must be an integer of at least 1, got 0"):
         proxvi.fit(svi, KEY, 0, ROWS)
     with pytest.raises(ValueError, match="`batch_size` must lie between 1 and the 1000 rows of the data, got 2000"):
         proxvi.fit(svi, KEY, 10, ROWS, batch_size=2_000)

@@ -40,6 +40,12 @@ def check_number(
         raise ValueError(f"`{name}` must be a {kind} {bound}, got {value!r}; {remedy}.")
 
 
+def check_integer(name: str, value: Any, *, at_least: int = 1, remedy: str = "1 is the least") -> None:
+    """Refuse what is not an integer within the bound."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
+        raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}; {remedy}.")
+
+
 def common_length(name: str, tree: Any, remedy: str) -> int:
     """The length of the leading axis that all leaves have in common."""
     lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(tree)}

@@ -16,7 +16,7 @@ from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO
 from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
 
-from proxvi._checks import check_number
+from proxvi._checks import check_integer, check_number
 
 __all__ = ["AnnealedELBO", "LeaveOneOutELBO", "VimcoELBO"]
 
@@ -55,11 +55,8 @@ class MultiParticleELBO(ELBO):
     can_infer_discrete = True
 
     def __init__(self, num_particles: int = 5, vectorize_particles: Any = True) -> None:
-        if isinstance(num_particles, bool) or not isinstance(num_particles, int) or num_particles < 2:
-            raise ValueError(
-                f"`num_particles` must be an integer of at least 2, got {num_particles!r}; each particle's baseline "
-                "comes from the others."
-            )
+        remedy = "each particle's baseline comes from the others"
+        check_integer("num_particles", num_particles, at_least=2, remedy=remedy)
         super().__init__(num_particles, vectorize_particles)
 
     def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Array:

@@ -2,18 +2,15 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm
-from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numpyro import handlers
 
-from proxvi._checks import common_length
+from proxvi._checks import check_integer, common_length
+from proxvi._weights import check_sites, log_weights
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -83,7 +80,7 @@ def evaluate(
     data: Any,
     *,
     num_samples: int,
-    chunk: int = 500,
+    chunk: int = 250,
     progress: bool | None = None,
     mesh: Mesh | None = None,
 ) -> Evaluation:
@@ -104,10 +101,10 @@ def evaluate(
         params: values of all parameters of both, as in `result.params`.
         data: rows, as the model takes them (a tuple for several arguments).
         num_samples: `S`, samples for each row; the paper takes 5,000.
-        chunk: how many pairs of a row and a sample each device computes at once, which bounds the memory; 500 suit the
+        chunk: how many pairs of a row and a sample each device computes at once, which bounds the memory; 250 suit the
             cache of a CPU, a GPU wants more.
         progress: whether to show a progress bar; None does on a terminal.
-        mesh: devices, along whose first axis the rows are spread; None takes all devices.
+        mesh: devices of this process, along whose first axis the rows are spread; None takes all of them.
 
     Returns:
         The two means, their errors, and what they are made of.
@@ -125,18 +122,20 @@ def evaluate(
         >>> result = evaluate(jax.random.key(0), model, guide, {"slope": 0.5}, x, num_samples=1_000)
         >>> round(float(dist.Normal(0, 2**0.5).log_prob(x).mean()), 2), round(result.log_likelihood, 2)
         (-1.77, -1.77)
-        >>> print(result)
-                             mean    ± data ± samples
-        ELBO               -1.786     0.210     0.003
-        log likelihood     -1.769     0.210     0.002   bias -0.000
-        5 rows, 974.9 of 1000 samples effective, 0% of rows with k̂ above 0.7
+        >>> result.khat_above  # of rows, whose estimates are not to be trusted; `print(result)` shows all
+        0.0
     """
-    _check("num_samples", num_samples, 2, "the error comes from their spread")
-    _check("chunk", chunk, 1, "less takes less memory, and longer")
+    check_integer("num_samples", num_samples, at_least=2, remedy="the error comes from their spread")
+    check_integer("chunk", chunk, remedy="less takes less memory, and longer")
     args: tuple[Any, ...] = data if isinstance(data, tuple) else (data,)
     rows = common_length("data", args, "write `x[None]` for one row")
-    _check_sites(model, guide, params, args)
-    mesh = Mesh(np.array(jax.devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
+    check_sites((model, guide), params, args)
+    mesh = Mesh(np.array(jax.local_devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)
+    if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+        raise ValueError(
+            "`mesh` must hold devices of this process alone, got some of others; leave it out, and give each process "
+            "rows of its own."
+        )
     devices = mesh.devices.shape[0]
     spread, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (mesh.axis_names[:1], ()))
     share, limit = -(-rows // devices), max(1, ON_HOST // num_samples)  # rows of one device, in all and in a group
@@ -149,8 +148,8 @@ def evaluate(
         for first in range(0, rows, group):
             numbers = np.arange(first, first + group) % rows  # as many in every group; what is over is dropped below
             batch = jax.device_put((numbers, jax.tree.map(lambda x, at=numbers: x[at], args)), spread)
-            log_weights = _log_weights(params, key, *batch, (model, guide), mesh, num_samples, at_once)
-            summaries.append(_summary(np.asarray(log_weights, np.float64)[: rows - first]))
+            weights = log_weights(params, key, *batch, (model, guide), mesh, num_samples, at_once)
+            summaries.append(_summary(np.asarray(weights, np.float64)[: rows - first]))
             bar.update(len(summaries[-1][0]))
     elbos, elbo_variances, log_likelihoods, variances, effective, khats = (
         np.concatenate(parts) for parts in zip(*summaries, strict=True)
@@ -168,60 +167,6 @@ def evaluate(
         effective_sample_sizes=effective,
         khats=khats,
     )
-
-
-@partial(jax.jit, static_argnums=(4, 5, 6, 7))
-def _log_weights(
-    params: Any, key: Any, numbers: Any, rows: Any, pair: Any, mesh: Mesh, num_samples: int, at_once: tuple[int, int]
-) -> Array:
-    """Log weights, rows × samples, of a pair of model and guide; `at_once` are rows and samples, too.
-
-    What a row's samples have in common, such as its inference network, is computed once for those that run together,
-    and a layer that takes samples to pixels is one matrix product over all rows and samples that do.
-    """
-
-    def on_one_device(params: Any, key: Any, numbers: Any, rows: Any) -> Array:
-        def of_row(numbered: Any) -> Array:
-            number, row = numbered
-            args, row_key = jax.tree.map(lambda x: x[None], row), jax.random.fold_in(key, number)
-
-            def of_sample(sample: Array) -> Array:
-                traces = _traces(jax.random.fold_in(row_key, sample), pair[0], pair[1], params, args)
-                return _log_density(traces[0]) - _log_density(traces[1])
-
-            samples = jnp.arange(-(-num_samples // at_once[1]) * at_once[1])  # whole batches; what is over is dropped
-            return jax.lax.map(of_sample, samples, batch_size=at_once[1])[:num_samples]
-
-        return jax.lax.map(of_row, (numbers, rows), batch_size=at_once[0])
-
-    spread, everywhere = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
-    run = jax.shard_map(
-        on_one_device,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, spread, spread),
-        out_specs=spread,
-        check_vma=False,  # devices do not talk to each other here
-    )
-    # Every process of several gets all weights.
-    return jax.lax.with_sharding_constraint(run(params, key, numbers, rows), NamedSharding(mesh, everywhere))
-
-
-def _traces(key: Array, model: Any, guide: Any, params: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A sample of the guide, and the model at it."""
-    model_key, guide_key = jax.random.split(key)
-    guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), data=params)).get_trace(*args)
-    replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
-    return handlers.trace(handlers.substitute(replayed, data=params)).get_trace(*args), guide_trace
-
-
-def _log_density(trace: dict[str, Any]) -> Array:
-    """As the sites' distributions have it; NumPyro's `log_density` would multiply it by their scales."""
-    total = jnp.zeros(())
-    for site in trace.values():
-        if site["type"] == "sample":
-            intermediates = (site["intermediates"],) if site["intermediates"] else ()
-            total = total + jnp.sum(site["fn"].log_prob(site["value"], *intermediates))
-    return total
 
 
 def _summary(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -278,46 +223,3 @@ def _mean(values: np.ndarray, variances: np.ndarray) -> tuple[float, float, floa
 def _even(total: int, limit: int) -> int:
     """The size of equal parts, or nearly, of at most `limit`."""
     return -(-total // -(-total // limit))
-
-
-def _check(name: str, value: Any, at_least: int, remedy: str) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
-        raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}; {remedy}.")
-
-
-def _check_sites(model: Any, guide: Any, params: Any, args: Any) -> None:
-    """Refuse what would give a number that is no likelihood of a row; looks at shapes alone, of 1 row and of 2."""
-
-    def sites(count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-
-        def look(args: Any) -> None:
-            found.extend(_traces(jax.random.key(0), model, guide, params, args))
-
-        jax.eval_shape(look, jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args))
-        return found
-
-    one, two = sites(1), sites(2)
-    missing = {n for trace in one for n, s in trace.items() if s["type"] in ("param", "mutable")} - params.keys()
-    if missing:
-        raise ValueError(f"`params` must hold all parameters, got none for {sorted(missing)}; pass `result.params`.")
-    latent, sampled = ({n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]} for trace in one)
-    other = latent ^ {n for n in sampled if not one[1][n]["infer"].get("is_auxiliary") or n in latent}
-    if other:
-        raise ValueError(
-            f"`guide` must sample the latent variables of `model`, got {sorted(other)} in one of them only; add them "
-            "to the other."
-        )
-    for before, after in zip(one, two, strict=True):
-        for name in before.keys() & sampled:
-            if jnp.size(after[name]["value"]) != 2 * jnp.size(before[name]["value"]):
-                raise ValueError(
-                    "`model` and `guide` must give each row latent variables of its own, got "
-                    f"`{name}`, which rows share; make it a parameter."
-                )
-        for name, (size, seen) in ((n, s["args"]) for n, s in before.items() if s["type"] == "plate"):
-            if seen not in (None, size) and (seen, after[name]["args"][1]) != (1, 2):
-                raise ValueError(
-                    f"`model` and `guide` must see all of a row, got the plate `{name}` with {seen} of {size}; leave "
-                    "out its `subsample_size`."
-                )

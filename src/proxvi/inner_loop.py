@@ -9,7 +9,7 @@ import optax
 from jax import Array
 
 from proxvi._calls import Arguments, check_call, check_parameters
-from proxvi._checks import check_number
+from proxvi._checks import check_integer, check_number
 from proxvi.constraint import ConstraintState, Proximity, Telemetry, add, share
 
 __all__ = ["InnerLoopState", "proximity_inner_loop"]
@@ -103,10 +103,7 @@ def proximity_inner_loop(
         check_number("learning_rate", learning_rate, above=0.0, remedy="1e-3 is the paper's")
     if inner_learning_rate is not None:
         check_number("inner_learning_rate", inner_learning_rate, above=0.0, remedy="None takes the learning rate")
-    if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
-        raise ValueError(
-            f"`max_iterations` must be an integer of at least 1, got {max_iterations!r}; 1 is one gradient step."
-        )
+    check_integer("max_iterations", max_iterations, remedy="1 is one gradient step")
     arguments = Arguments.of(constraint.statistic, example)
 
     def init(params: Any) -> InnerLoopState:

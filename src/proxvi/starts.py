@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi._checks import common_length
+from proxvi._checks import check_integer, common_length
 
 __all__ = ["Basin", "Sensitivity", "Starts", "multistart"]
 
@@ -148,8 +148,7 @@ def multistart(
 
             report = proxvi.multistart(optimise, jax.random.split(key, 100), average_last=100).report()
     """
-    if not hasattr(average_last, "__index__") or average_last < 1:
-        raise ValueError(f"`average_last` must be a positive integer, got {average_last!r}; 1 takes the last ELBO.")
+    check_integer("average_last", average_last, remedy="1 takes the last ELBO")
     count = common_length("starts", starts, "use `jax.random.split(key, n)`, or stack the initial parameters")
     mesh = Mesh(np.array(jax.devices()), "starts") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
     devices = mesh.devices.shape[0]

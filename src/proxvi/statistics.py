@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from jax import Array
 
 from proxvi import _distributions
+from proxvi._checks import check_integer
 
 __all__ = ["entropy", "identity", "kl_to_prior", "mean_variance", "orthogonal"]
 
@@ -203,11 +204,8 @@ def _each(
     total: bool = False,
 ) -> Any:
     """Apply `function` to each distribution of the tree with a key of its own; sum it all if `total`."""
-    if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 2:
-        raise ValueError(
-            f"`num_samples` must be an integer of at least 2, got {num_samples!r}; the score-function estimate "
-            "takes its baseline from the other samples."
-        )
+    remedy = "the score-function estimate takes its baseline from the other samples"
+    check_integer("num_samples", num_samples, at_least=2, remedy=remedy)
     named = _distributions.leaves_with_names(q)
     if not named:
         raise ValueError(f"`q` must hold at least one distribution, got {q!r}; name the sites to measure.")

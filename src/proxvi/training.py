@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 
+from proxvi._checks import check_integer
 from proxvi._run import Run
 from proxvi._watch import Clock, Record, agree, signals
 from proxvi.checkpoints import Checkpoints
@@ -115,7 +116,8 @@ def fit(
 
             callback = lambda step, metrics: mlflow.log_metrics(metrics, step=step)
     """
-    _check(num_steps=num_steps, report_every=report_every, keep=keep)
+    for name, number in {"num_steps": num_steps, "report_every": report_every, "keep": keep}.items():
+        check_integer(name, number)
     if patience is not None and validation is None:
         raise ValueError(f"`patience` must come with `validation`, got {patience} without; pass held-out data.")
     validation = validation if isinstance(validation, tuple) or validation is None else (validation,)
@@ -218,12 +220,6 @@ def _reproducible(svi: Any) -> ProximitySVI:
     ordered = copy.copy(svi.loss)
     ordered.__class__ = OrderedTraceELBO
     return svi.with_loss(ordered)
-
-
-def _check(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if not hasattr(value, "__index__") or value < 1:
-            raise ValueError(f"`{name}` must be a positive integer, got {value!r}; 1 is the least.")
 
 
 def _mean(losses: np.ndarray) -> float:

@@ -1,0 +1,104 @@
+"""Log weights of samples of a guide under a model, row by row; for `evaluate`."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+from numpyro import handlers
+
+__all__ = ["check_sites", "log_weights"]
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6, 7))
+def log_weights(
+    params: Any, key: Any, numbers: Any, rows: Any, pair: Any, mesh: Mesh, num_samples: int, at_once: tuple[int, int]
+) -> Array:
+    """Log weights, rows × samples, of a pair of model and guide; `at_once` are rows and samples, too.
+
+    What a row's samples have in common, such as its inference network, is computed once for those that run together,
+    and a layer that takes samples to pixels is one matrix product over all rows and samples that do.
+    """
+
+    def on_one_device(params: Any, key: Any, numbers: Any, rows: Any) -> Array:
+        def of_row(numbered: Any) -> Array:
+            number, row = numbered
+            args, row_keys = jax.tree.map(lambda x: x[None], row), jax.random.split(jax.random.fold_in(key, number))
+
+            def of_sample(sample: Array) -> Array:
+                keys = jax.random.fold_in(row_keys[0], sample), jax.random.fold_in(row_keys[1], sample)
+                traces = _traces(keys, pair, params, args)
+                return _log_density(traces[0]) - _log_density(traces[1])
+
+            samples = jnp.arange(-(-num_samples // at_once[1]) * at_once[1])  # whole batches; what is over is dropped
+            return jax.lax.map(of_sample, samples, batch_size=at_once[1])[:num_samples]
+
+        return jax.lax.map(of_row, (numbers, rows), batch_size=at_once[0])
+
+    spread, everywhere = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+    run = jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, spread, spread),
+        out_specs=spread,
+        check_vma=False,  # devices do not talk to each other here
+    )
+    return run(params, key, numbers, rows)
+
+
+def _traces(keys: Any, pair: Any, params: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model at a sample of the guide, and the guide at it."""
+    model, guide = (handlers.seed(f, key) for f, key in zip(pair, keys, strict=True))
+    guide_trace = handlers.trace(handlers.substitute(guide, data=params)).get_trace(*args)
+    replayed = handlers.substitute(handlers.replay(model, guide_trace), data=params)
+    return handlers.trace(replayed).get_trace(*args), guide_trace
+
+
+def _log_density(trace: dict[str, Any]) -> Array:
+    """As the sites' distributions have it; NumPyro's `log_density` would multiply it by their scales."""
+    total = jnp.zeros(())
+    for site in trace.values():
+        if site["type"] == "sample":
+            intermediates = (site["intermediates"],) if site["intermediates"] else ()
+            total = total + jnp.sum(site["fn"].log_prob(site["value"], *intermediates))
+    return total
+
+
+def check_sites(pair: Any, params: Any, args: Any) -> None:
+    """Refuse what would give a number that is no likelihood of a row; looks at shapes alone, of 1 row and of 2."""
+
+    def sites(count: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+
+        def look(args: Any) -> None:
+            found.extend(_traces(jax.random.split(jax.random.key(0)), pair, params, args))
+
+        jax.eval_shape(look, jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args))
+        return found
+
+    one, two = sites(1), sites(2)
+    missing = {n for trace in one for n, s in trace.items() if s["type"] in ("param", "mutable")} - params.keys()
+    if missing:
+        raise ValueError(f"`params` must hold all parameters, got none for {sorted(missing)}; pass `result.params`.")
+    latent, sampled = ({n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]} for trace in one)
+    other = latent ^ {n for n in sampled if not one[1][n]["infer"].get("is_auxiliary") or n in latent}
+    if other:
+        raise ValueError(
+            f"`guide` must sample the latent variables of `model`, got {sorted(other)} in one of them only; add them "
+            "to the other."
+        )
+    for before, after in zip(one, two, strict=True):
+        for name in before.keys() & sampled:
+            if jnp.size(after[name]["value"]) != 2 * jnp.size(before[name]["value"]):
+                raise ValueError(
+                    "`model` and `guide` must give each row latent variables of its own, got "
+                    f"`{name}`, which rows share; make it a parameter."
+                )
+        for name, (size, seen) in ((n, s["args"]) for n, s in before.items() if s["type"] == "plate"):
+            if seen not in (None, size) and (seen, after[name]["args"][1]) != (1, 2):
+                raise ValueError(
+                    f"`model` and `guide` must see all of a row, got the plate `{name}` with {seen} of {size}; leave "
+                    "out its `subsample_size`."
+                )
