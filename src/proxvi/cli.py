@@ -1,6 +1,7 @@
 """The command line: `proxvi reproduce figure-1`. Needs the extras `cli` and `plot`."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, Union
 
 __all__ = ["main"]
@@ -9,14 +10,20 @@ __all__ = ["main"]
 def main() -> None:
     """Entry point of the command `proxvi`."""
     # One device a core, over which `multistart` and `evaluate` spread their work; before JAX looks.
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
     try:
         import tyro
     except ImportError as error:
         raise SystemExit("the command line needs tyro: pip install 'proxvi[cli,plot]'") from error
-    from proxvi.experiments import figure_1
+    from proxvi.experiments import belief_networks, figure_1
 
-    experiments = {"figure-1": figure_1.reproduce, "figure-1-settings": figure_1.reproduce_settings}
+    experiments = {
+        "figure-1": figure_1.reproduce,
+        "figure-1-settings": figure_1.reproduce_settings,
+        "table-1": belief_networks.reproduce_table_1,
+        "table-2": belief_networks.reproduce_table_2,
+    }
     named = (Annotated[Any, tyro.conf.subcommand(name, constructor=f)] for name, f in experiments.items())
     choices = Union[tuple(named)]  # noqa: UP007, they are known only now
 
@@ -24,9 +31,17 @@ def main() -> None:
         """Make a figure or table of the paper again."""
         return experiment
 
+    def results(folder: Path = Path("results")) -> str:
+        """Tables beside the paper's, and plots, of the result files that there are.
+
+        Args:
+            folder: where the commands of `reproduce` put them.
+        """
+        return "\n\n".join(f"{name}: {belief_networks.report(folder / name)}" for name in ("table-1", "table-2"))
+
     print(
         tyro.extras.subcommand_cli_from_dict(
-            {"reproduce": reproduce},
+            {"reproduce": reproduce, "results": results},
             prog="proxvi",
             description="Proximity variational inference: the experiments of the paper.",
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),

@@ -103,7 +103,13 @@ def _download(name: str, file: _File) -> Path:
             "it in the environment variable PROXVI_DATA."
         ) from error
     cache = Path(pooch.os_cache("proxvi")) / "binarized_mnist"
-    return Path(pooch.retrieve(URL + name, f"sha256:{file.sha256}", name, cache))
+    try:
+        return Path(pooch.retrieve(URL + name, f"sha256:{file.sha256}", name, cache))
+    except OSError as error:
+        raise OSError(
+            f"{name} must be downloaded, got no answer from {URL} ({type(error).__name__}); try again, or name the "
+            "folder that has it in the environment variable PROXVI_DATA."
+        ) from error
 
 
 def _read(path: Path, file: _File) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from proxvi.starts import Starts
 
-__all__ = ["arrows", "starts", "study"]
+__all__ = ["arrows", "curves", "digits", "starts", "study"]
 
 
 def _pyplot() -> Any:
@@ -25,7 +25,7 @@ def _pyplot() -> Any:
 
 def _save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")  # labels may stand out
     _pyplot().close(figure)
 
 
@@ -90,4 +90,53 @@ def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> 
         right.legend(fontsize="small")
     panels[-1, 0].set_xlabel("step")
     panels[-1, 1].set_xlabel("start, by final ELBO")
+    _save(figure, path)
+
+
+def curves(figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], path: Path) -> None:
+    """Training over time: the ELBO, whole and its upper end, the entropy of q and the magnitude of the constraint.
+
+    Args:
+        figures: those of trials, by method (a line each) and by start (a column each), all seeds.
+        path: where to save the picture.
+    """
+    plt = _pyplot()
+    columns = sorted({column for cells in figures.values() for column in cells})
+    rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", "entropy of q": "entropy"}
+    rows |= {"magnitude": "magnitude"}
+    size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}
+    figure, panels = plt.subplots(len(rows), len(columns), layout="constrained", **size)
+    best = max(
+        np.nanmax(seed["curves"]["validation_elbo"])
+        for cells in figures.values()
+        for seeds in cells.values()
+        for seed in seeds
+    )
+    for j, column in enumerate(columns):
+        for i, (method, cells) in enumerate(figures.items()):
+            for n, seed in enumerate(cells.get(column, [])):
+                for axes, name in zip(panels[:, j], rows.values(), strict=True):
+                    if name in seed["curves"]:
+                        label = method if n == 0 else None
+                        axes.plot(seed["curves"]["step"], seed["curves"][name], color=f"C{i}", lw=1.2, label=label)
+        panels[0, j].set(title=f"{column} start", yscale="symlog")
+        panels[1, j].set(ylim=(best - 60, best + 3))
+        panels[3, j].set(yscale="log", xlabel="step")
+        panels[0, j].legend(fontsize="small")
+    for axes, name in zip(panels[:, 0], rows, strict=True):
+        axes.set_ylabel(name)
+    for axes in panels.flat:
+        axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def digits(images: Mapping[str, np.ndarray], path: Path) -> None:
+    """Rows of images of 28 × 28 pixels, a row a name."""
+    plt = _pyplot()
+    most = max(len(row) for row in images.values())
+    figure, panels = plt.subplots(len(images), 1, figsize=(0.6 * most, 0.66 * len(images)), squeeze=False)
+    for axes, (name, row) in zip(panels[:, 0], images.items(), strict=True):
+        axes.imshow(np.hstack([image.reshape(28, 28) for image in row]), cmap="gray_r", vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[])
+        axes.set_ylabel(name, rotation=0, ha="right", va="center")
     _save(figure, path)

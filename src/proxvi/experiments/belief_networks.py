@@ -2,24 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import optax
-from numpyro.infer.svi import SVIRunResult
 
 import proxvi
-from proxvi.datasets import binarized_mnist
-from proxvi.experiments import results
+from proxvi import plots
+from proxvi._checks import check_number
+from proxvi.datasets import BinarizedMNIST
+from proxvi.experiments import results, tables
+from proxvi.experiments.trials import Options, decode
 from proxvi.models.sbn import BAD, GOOD, belief_network
 
-__all__ = ["METHODS", "STEPS", "Trial", "train"]
+__all__ = ["METHODS", "STEPS", "Grid", "Trial", "report", "reproduce_table_1", "reproduce_table_2"]
 
 STEPS = 4_000_000  # the paper's
-REPORTS = 200
 STARTS = {"good": GOOD, "bad": BAD}
 
 
@@ -56,6 +59,19 @@ class Trial:
         """What its files are called."""
         return results.name(f"{self.method} {self.start} {len(self.units)} layers", asdict(self))
 
+    def svi(self, digits: BinarizedMNIST) -> proxvi.ProximitySVI:
+        """What is trained."""
+        network = belief_network(digits.train.mean(0), units=self.units, start=STARTS[self.start])
+        estimator, constraints = METHODS[self.method](self)
+        optimizer = optax.adam(self.learning_rate, eps=1e-6)  # the authors' ε
+        return proxvi.ProximitySVI(*network, optimizer, estimator, constraints)
+
+    def measure(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+        """Entropy of the first layer, in nats of a digit: whether the approximation is alive."""
+        guide = numpyro.handlers.seed(numpyro.handlers.substitute(svi.guide, params), jax.random.key(0))
+        trace = numpyro.handlers.trace(guide).get_trace(digits)
+        return {"entropy": jnp.mean(proxvi.entropy(trace["z1"]["fn"], total=True))}
+
 
 def _constrained(statistic: Callable[..., Any]) -> Callable[[Trial], tuple[Any, Any]]:
     def method(trial: Trial) -> tuple[Any, Any]:
@@ -79,40 +95,105 @@ METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {
 }
 
 
-def train(trial: Trial, folder: Path, *, progress: bool | None = None) -> SVIRunResult:
-    """Train one network; resumes from its checkpoint if there is one.
+# Validation ELBO and marginal likelihood, by layers, method and start.
+PAPER: dict[int, tables.Paper] = {
+    1: {
+        "VI": {"bad": (-663.7, -636.7), "good": (-122.1, -114.1)},
+        "annealing": {"bad": (-119.4, -110.2), "good": (-116.5, -108.7)},
+        "PVI, entropy": {"bad": (-118.0, -110.0), "good": (-114.1, -107.5)},
+        "PVI, mean/variance": {"bad": (-119.9, -111.1), "good": (-115.7, -108.3)},
+    },
+    3: {
+        "VI": {"bad": (-504.5, -464.3), "good": (-117.4, -105.1)},
+        "annealing": {"bad": (-105.8, -97.3), "good": (-101.4, -94.3)},
+        "PVI, entropy": {"bad": (-106.0, -98.3), "good": (-99.9, -93.7)},
+        "PVI, mean/variance": {"bad": (-105.9, -97.5), "good": (-100.6, -93.9)},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which trials; every combination of them.
 
     Args:
-        trial: what to train.
-        folder: checkpoints and metrics go to a folder of the trial's name in it.
-        progress: as for `fit`.
+        scale: share of the paper's 4 million steps; the decay of the magnitude is spread over them.
+        methods: which of `METHODS`.
+        starts: "bad", "good".
+        gammas: factors by which the magnitude, or the temperature of annealing, falls over a run.
+        seeds: of everything in a trial.
     """
-    digits = binarized_mnist()
-    network = belief_network(digits.train.mean(0), units=trial.units, start=STARTS[trial.start])
-    estimator, constraints = METHODS[trial.method](trial)
-    optimizer = optax.adam(trial.learning_rate, eps=1e-6)  # the authors' ε
-    svi = proxvi.ProximitySVI(*network, optimizer, estimator, constraints)
-    held_out = digits.valid[:1_000]
 
-    @jax.jit
-    def entropy(params: dict[str, Any]) -> dict[str, Any]:
-        """Of the first layer, in nats of a digit: whether the approximation is alive."""
-        seeded = numpyro.handlers.seed(numpyro.handlers.substitute(network.guide, params), jax.random.key(0))
-        trace = numpyro.handlers.trace(seeded).get_trace(held_out)
-        return {"entropy": jnp.mean(proxvi.entropy(trace["z1"]["fn"], total=True))}
+    scale: float = 1.0
+    methods: tuple[str, ...] = tuple(METHODS)
+    starts: tuple[str, ...] = tuple(STARTS)
+    gammas: tuple[float, ...] = (1e-10,)
+    seeds: tuple[int, ...] = (0,)
 
-    return proxvi.fit(
-        svi,
-        jax.random.key(trial.seed),
-        trial.steps,
-        digits.train,
-        batch_size=trial.batch_size,
-        report_every=max(1, trial.steps // REPORTS),
-        progress=progress,
-        measure=entropy,
-        metrics_file=folder / trial.name / "metrics.jsonl",
-        checkpoints=folder / trial.name / "checkpoints",
-        keep=1,
-        configuration=asdict(trial),
-        validation=held_out,
+    def trials(self, units: tuple[int, ...]) -> list[Trial]:
+        """All combinations; the decay means nothing to VI, which runs once."""
+        check_number("scale", self.scale, above=0.0, remedy="1 is the paper's 4 million steps")
+        for name, given, known in (("methods", self.methods, METHODS), ("starts", self.starts, STARTS)):
+            if unknown := set(given) - set(known):
+                raise ValueError(f"`{name}` must be of {list(known)}, got {sorted(unknown)}; mind the case.")
+        steps = max(1, round(self.scale * STEPS))
+        trials = (
+            Trial(method, start, units, steps, gamma=1e-10 if method == "VI" else gamma, seed=seed)
+            for seed, gamma, start, method in product(self.seeds, self.gammas, self.starts, self.methods)
+        )
+        return list(dict.fromkeys(trials))
+
+
+def reproduce_table_1(grid: Grid = Grid(), how: Options = Options()) -> str:  # noqa: B008, both are frozen
+    """Sigmoid belief networks of one layer on binarised MNIST, by every method from a good and a bad start.
+
+    A trial takes about 2 hours of one core at full scale. Each writes a result file; what is there already is not run
+    again, and what was interrupted goes on from its checkpoint. The table and plots are of all result files in the
+    folder.
+    """
+    return _reproduce("table-1", (200,), grid, how)
+
+
+def reproduce_table_2(grid: Grid = Grid(), how: Options = Options()) -> str:  # noqa: B008
+    """Sigmoid belief networks of three layers, as in table 1.
+
+    A trial takes about 4 hours of one core at full scale.
+    """
+    return _reproduce("table-2", (200, 200, 200), grid, how)
+
+
+def _reproduce(name: str, units: tuple[int, ...], grid: Grid, how: Options) -> str:
+    how.run(name, grid.trials(units))
+    return report(how.results / name)
+
+
+def report(folder: Path) -> str:
+    """The table and the plots of the result files in a folder."""
+    records = tables.records(folder)
+    if not records:
+        return f"no result files in {folder}"
+    several = len({record["settings"]["steps"] for record in records}) > 1
+
+    def row(settings: dict[str, Any]) -> str:
+        decay = "" if settings["gamma"] == 1e-10 else f", γ = {settings['gamma']:g}"
+        return settings["method"] + decay + (f", {settings['steps']:,} steps" if several else "")
+
+    order = list(METHODS)
+    records.sort(key=lambda r: (r["settings"]["steps"], order.index(r["settings"]["method"]), -r["settings"]["gamma"]))
+    figures = tables.grouped(records, row, lambda settings: settings["start"])
+    first = records[0]["settings"]
+    caption = (
+        f"Validation ELBO / log likelihood in nats, {len(first['units'])} layers of {first['units'][0]} units, "
+        f"{first['steps']:,} steps ({first['steps'] / STEPS:g} of the paper's), {first['digits']:,} digits, "
+        f"{first['samples']:,} samples"
     )
+    text = f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER[len(first['units'])])}"
+    (folder / "table.md").write_text(text + "\n")
+    plots.curves(figures, folder / "curves.png")
+    drawn = {
+        f"{method}, {start} start": np.array([decode(image) for image in seeds[0]["samples"][:12]])
+        for method, cells in figures.items()
+        for start, seeds in sorted(cells.items())
+    }
+    plots.digits(drawn, folder / "samples.png")
+    return text

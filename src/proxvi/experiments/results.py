@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["name", "read", "save"]
+__all__ = ["command", "cores", "name", "read", "save"]
 
 VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
 
@@ -25,13 +25,25 @@ def name(title: str, settings: dict[str, Any]) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', title.lower())}-{digest}"
 
 
-def save(path: Path, settings: dict[str, Any], figures: dict[str, Any], *, seconds: float) -> None:
-    """Write a result file, with the command that this process was started by; whole or not at all."""
-    devices = f"{len(os.sched_getaffinity(0))} cores, {jax.device_count()} {jax.default_backend()} devices"
+def command() -> str:
+    """What this process was started by."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def save(
+    path: Path, settings: dict[str, Any], figures: dict[str, Any], *, seconds: float, by: str | None = None
+) -> None:
+    """Write a result file, with the command that it is made by (None for that of this process); whole or not at all."""
+    devices = f"{cores()} cores, {jax.device_count()} {jax.default_backend()} devices"
     record = {
         "settings": settings,
         "figures": figures,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command() if by is None else by,
         "seconds": round(seconds, 1),
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in VERSIONS},
         "hardware": f"{_processor()}, {devices}",

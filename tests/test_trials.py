@@ -1,0 +1,221 @@
+"""Trials of tables 1 and 2 at a small size: interrupted, run twice, on a real cluster whose workers are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import distributed
+import numpy as np
+import pytest
+
+from proxvi.experiments import belief_networks, trials
+from proxvi.experiments.belief_networks import Grid, Trial
+
+SIZE: dict[str, Any] = {"samples": 30, "digits": 20}
+ONE = Trial("PVI, entropy", "bad", units=(5,), steps=1_000)
+EIGHT = [Trial("PVI, entropy", "good", units=(5,), steps=6_000, seed=seed) for seed in range(8)]
+ENVIRONMENT = {  # of worker processes: one core, and what one has compiled the others need not
+    "JAX_NUM_CPU_DEVICES": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def digits() -> None:
+    """The real ones; without them tests are skipped, but not where a build must not skip."""
+    if "CI" not in os.environ and not os.environ.get("PROXVI_DATA"):
+        pytest.skip("PROXVI_DATA does not name a folder with the digits")
+
+
+def figures_in(folder: Path) -> dict[str, Any]:
+    return {path.name: json.loads(path.read_text())["figures"] for path in sorted(folder.glob("*.json"))}
+
+
+def test_a_trial_is_run_once_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trials.run(ONE, tmp_path / "a", tmp_path / "a", **SIZE)
+    assert whole["elbo"] <= whole["log_likelihood"] < 0
+    assert {len(curve) for curve in whole["curves"].values()} == {2}
+    assert whole["curves"]["step"][-1] == ONE.steps
+    assert {"entropy", "magnitude", "validation_elbo"} <= whole["curves"].keys()
+    images = np.array([trials.decode(image) for image in whole["samples"]])
+    assert images.shape == (20, 784)
+    assert images.min() >= 0
+    assert images.max() <= 1
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proxvi.evaluate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trials.run(ONE, tmp_path / "b", tmp_path / "b", **SIZE)
+    assert trials.finished(ONE, tmp_path / "b", **SIZE) is None
+    assert trials.run(ONE, tmp_path / "b", tmp_path / "b", **SIZE) == whole
+    with monkeypatch.context() as patch:
+        patch.setattr("proxvi.fit", interrupt)
+        assert trials.run(ONE, tmp_path / "b", tmp_path / "b", **SIZE) == whole  # from the file
+
+
+def test_of_two_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, fit = [], trials.train
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        runs.append(args)
+        return fit(*args, **kwargs)
+
+    monkeypatch.setattr(trials, "train", counted)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: trials.run(ONE, tmp_path, tmp_path, **SIZE), range(2)))
+    assert found[0] == found[1]
+    assert len(runs) == 1
+
+
+def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
+    class Broken:
+        def submit(self, function: Any, trial: Trial, *args: Any, **options: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            if trial.seed:
+                future.set_exception(MemoryError("no room"))
+            else:
+                future.set_result(function(trial, *args, **options))
+            return future
+
+    two = [ONE, Trial("PVI, entropy", "bad", units=(5,), steps=1_000, seed=1)]
+    with pytest.raises(RuntimeError, match=rf"1 of 2 trials did not finish \({two[1].name}: MemoryError: no room\)"):
+        trials.sweep(two, tmp_path, tmp_path, Broken(), **SIZE)
+    assert trials.finished(ONE, tmp_path, **SIZE) is not None
+
+
+def test_the_grid_says_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"`methods` must be of \['VI'.*got \['vi'\]"):
+        Grid(methods=("vi",)).trials((5,))
+    with pytest.raises(ValueError, match=r"`starts` must be of"):
+        Grid(starts=("worse",)).trials((5,))
+    with pytest.raises(ValueError, match=r"`scale` must be a finite number above 0, got 0"):
+        Grid(scale=0.0).trials((5,))
+    both = Grid(gammas=(1e-5, 1e-10), methods=("VI", "annealing"), starts=("bad",)).trials((5,))
+    assert [(trial.method, trial.gamma) for trial in both] == [
+        ("VI", 1e-10),
+        ("annealing", 1e-5),
+        ("annealing", 1e-10),
+    ]
+
+
+def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> None:
+    curves = {name: [1.0, 2.0] for name in trials.CURVES}
+    blank = trials._encode(np.zeros(784))
+    for seed, elbo in enumerate((-120.0, -122.0)):
+        trial = Trial("PVI, entropy", "bad", seed=seed)
+        found = {"elbo": elbo, "log_likelihood": elbo + 10, "curves": curves, "samples": [blank]}
+        trials.results.save(trials._path(trial, tmp_path), trials._settings(trial, 5_000, 10_000), found, seconds=1.0)
+    printed = belief_networks.report(tmp_path)
+    assert "4,000,000 steps (1 of the paper's)" in printed
+    assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |  | −114.1 / −107.5 |" in printed
+    assert (tmp_path / "table.md").read_text() == printed + "\n"
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert (tmp_path / "samples.png").stat().st_size > 1_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, env=ENVIRONMENT | cache
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with cluster.get_client() as client:
+        trials.sweep(EIGHT, folder, folder / "runs", client.get_executor(), **SIZE)
+    return figures_in(folder)
+
+
+def wait_for(condition: Any, what: str) -> Any:
+    for _ in range(1_200):
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(what)
+
+
+def in_progress(runs: Path) -> list[Path]:
+    """Folders of trials that have a checkpoint and are not at their end."""
+    found = []
+    for path in runs.glob("*/metrics.jsonl"):
+        lines = path.read_text().splitlines()
+        if any("checkpoint" in line for line in lines) and max(json.loads(line)["step"] for line in lines) < 5_000:
+            found.append(path.parent)
+    return found
+
+
+def test_killed_workers_lose_nothing(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    killed = []
+    with cluster.get_client() as client:
+
+        def kill() -> None:
+            for _ in range(2):
+                busy = wait_for(
+                    lambda: {p: w for p, w in holders(tmp_path / "runs").items() if p not in killed}, "work"
+                )
+                pid, folder = next(iter(busy.items()))
+                wait_for(lambda folder=folder: folder in in_progress(tmp_path / "runs"), "a checkpoint")
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        found = trials.sweep(EIGHT, tmp_path, tmp_path / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
+        killer.join()
+    assert len(set(killed)) == 2
+    assert len(found) == 8
+    assert figures_in(tmp_path) == undisturbed
+
+
+def holders(runs: Path) -> dict[int, Path]:
+    """Processes that hold the lock of a trial, by what the kernel says."""
+    inodes = {path.stat().st_ino: path.parent for path in runs.glob("*/lock")}
+    held = {}
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if fields[1] == "FLOCK" and (folder := inodes.get(int(fields[5].split(":")[-1]))):
+            held[int(fields[4])] = folder
+    return held
+
+
+FOUR = EIGHT[:4]
+DRIVER = """
+import sys
+from pathlib import Path
+from distributed import Client
+from proxvi.experiments.trials import sweep
+from test_trials import FOUR, SIZE
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    with Client(sys.argv[1]) as client:
+        sweep(FOUR, folder, folder / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
+"""
+
+
+def test_a_killed_driver_goes_on_where_it_was(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)]
+    driver = subprocess.Popen(command, cwd=Path(__file__).parent)
+    wait_for(lambda: list(tmp_path.glob("*.json")), "the first result")
+    driver.kill()
+    driver.wait()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    assert 0 < len(before) < 4
+    subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=300)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert figures_in(tmp_path) == {f"{t.name}.json": undisturbed[f"{t.name}.json"] for t in sorted(FOUR, key=str)}
