@@ -28,7 +28,10 @@ NOISE = 1.0  # σ
 
 
 class Factor(NamedTuple):
-    """What is fitted: the means `μ_k` of the features, and the logits of `λ_ik = q(z_ik = 1)`."""
+    """What is fitted: the means `μ_k` of the features, and the logits of `λ_ik = q(z_ik = 1)`, a row a feature.
+
+    The points are the last axis because it is long: the processor works along it.
+    """
 
     means: Array
     logits: Array
@@ -50,7 +53,7 @@ def simulate(key: Array, means: Array, points: int = 100) -> Array:
 
 def start(means: Array, points: int = 100) -> Factor:
     """These means, with every `λ_ik = 1/2`."""
-    return Factor(means, jnp.zeros((points, means.shape[0])))
+    return Factor(means, jnp.zeros((means.shape[0], points)))
 
 
 def model(x: Array, features: int = 2) -> None:
@@ -63,9 +66,9 @@ def model(x: Array, features: int = 2) -> None:
 
 def guide(x: Array, features: int = 2) -> None:
     """The mean-field Bernoulli guide, for NumPyro."""
-    logits = numpyro.param("logits", jnp.zeros((x.shape[0], features)))
+    logits: Any = numpyro.param("logits", jnp.zeros((features, x.shape[0])))
     with numpyro.plate("points", x.shape[0]):
-        numpyro.sample("z", dist.Bernoulli(logits=logits).to_event(1))
+        numpyro.sample("z", dist.Bernoulli(logits=logits.T).to_event(1))
 
 
 def posterior(params: Factor) -> dist.Distribution:
@@ -80,13 +83,13 @@ def elbo(params: Factor, x: Array, temperature: Array | float = 1.0) -> Array:
 
     Example:
         >>> x = jnp.array([0.1, 4.9, 10.2])
-        >>> params = Factor(jnp.array([5.0, 5.0]), jnp.array([[-9.0, -9.0], [9.0, -9.0], [9.0, 9.0]]))
+        >>> params = Factor(jnp.array([5.0, 5.0]), jnp.array([[-9.0, 9.0, 9.0], [-9.0, -9.0, 9.0]]))
         >>> f"{elbo(params, x):.1f}"
         '-6.9'
     """
     q = dist.Bernoulli(logits=params.logits)
-    log_likelihood = dist.Normal(q.mean @ params.means, NOISE).log_prob(x)
-    spread = q.variance @ params.means**2 / (2 * NOISE**2)
+    log_likelihood = dist.Normal(params.means @ q.mean, NOISE).log_prob(x)
+    spread = params.means**2 @ q.variance / (2 * NOISE**2)
     log_prior = q.mean * jnp.log(PRIOR) + (1 - q.mean) * jnp.log1p(-PRIOR)
     return jnp.sum(log_likelihood - spread) + jnp.sum(log_prior) + temperature * entropy(posterior(params), total=True)
 
@@ -97,8 +100,8 @@ def mean_gradient(params: Factor, x: Array) -> Array:
     ∂L/∂μ_k = −1/σ² Σ_i λ_ik (−x_i + μ_k + Σ_{j≠k} λ_ij μ_j)
     """
     on = jax.nn.sigmoid(params.logits)
-    others = (on @ params.means)[:, None] - on * params.means[None]
-    return -jnp.sum(on * (-x[:, None] + params.means[None] + others), axis=0) / NOISE**2
+    others = (params.means @ on)[None] - on * params.means[:, None]
+    return -jnp.sum(on * (-x[None] + params.means[:, None] + others), axis=1) / NOISE**2
 
 
 def coordinate_update(params: Factor, x: Array, k: Array | int) -> Array:
@@ -110,7 +113,7 @@ def coordinate_update(params: Factor, x: Array, k: Array | int) -> Array:
     """
     on = jax.nn.sigmoid(params.logits)
     mean = params.means[k]
-    others = on @ params.means - on[:, k] * mean
+    others = params.means @ on - on[k] * mean
     return jnp.log(PRIOR) - jnp.log1p(-PRIOR) + mean * (x - others - mean / 2) / NOISE**2
 
 
