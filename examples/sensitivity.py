@@ -55,9 +55,9 @@ def network() -> tuple[Any, tuple[Any, ...]]:
     return model, (x, y)
 
 
-def run(problem: tuple[Any, tuple[Any, ...]], constrained: bool, starts: int, steps: int) -> Any:
+def run(problem: tuple[Any, tuple[Any, ...]], constrained: bool, starts: int, steps: int, scale: float) -> Any:
     model, data = problem
-    guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=0.1)
+    guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=scale)
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps), b2=0.99)
     loss = TraceMeanField_ELBO(num_particles=5)
     svi: Any = SVI(model, guide, optimizer, loss)
@@ -77,12 +77,13 @@ def main() -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--starts", type=int, default=100)
     parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--init-scale", type=float, default=0.1, help="of the autoguide; NumPyro's default is 0.1")
     parser.add_argument("--picture", type=Path, default=None, help="where to save it; needs matplotlib")
     arguments = parser.parse_args()
     runs = {}
     for name, problem in {"mixture": mixture(), "network": network()}.items():
         for method, constrained in {"VI": False, "PVI, entropy": True}.items():
-            ended = run(problem, constrained, arguments.starts, arguments.steps)
+            ended = run(problem, constrained, arguments.starts, arguments.steps, arguments.init_scale)
             runs[f"{name}, {method}"] = ended
             print(f"{name}, {method}\n{ended.report()}\n", flush=True)
     if arguments.picture is not None:

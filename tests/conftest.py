@@ -1,6 +1,9 @@
 """What every test runs under: strict ranks, eight CPU devices, and as many examples of a law as the profile says."""
 
+import os
+
 import jax
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -15,3 +18,10 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
 settings.load_profile("proxvi")
+
+
+@pytest.fixture(scope="session")
+def digits() -> None:
+    """The real ones; without them tests are skipped, but not where a build must not skip."""
+    if "CI" not in os.environ and not os.environ.get("PROXVI_DATA"):
+        pytest.skip("PROXVI_DATA does not name a folder with the digits")

@@ -174,7 +174,7 @@ def test_annealed_gradient_is_unbiased_for_the_tempered_elbo(name: str) -> None:
     value, expected = jax.value_and_grad(lambda p: -exact_elbo(problem, p, temperature))(params)
 
     def tempered(p: Any, key: Any) -> Any:
-        guide = annealed.tempered(problem.guide, jnp.zeros((), int), jnp.zeros(()))
+        _, guide = annealed.tempered(problem.model, problem.guide, jnp.zeros((), int), jnp.zeros(()))
         return annealed.elbo.loss(key, p, problem.model, guide, problem.subsample_size)
 
     assert_unbiased(tempered, params, expected, value)
@@ -182,6 +182,37 @@ def test_annealed_gradient_is_unbiased_for_the_tempered_elbo(name: str) -> None:
     key = jax.random.key(0)
     arguments = (key, params, problem.model, problem.guide, problem.subsample_size)
     assert annealed.loss(*arguments) == annealed.elbo.loss(*arguments)
+
+
+@pytest.mark.parametrize("elbo", [Trace_ELBO(50_000), TraceMeanField_ELBO(50_000)], ids=["sampled", "closed"])
+def test_warm_up_weighs_the_divergence_and_nothing_else(elbo: Any) -> None:
+    """A normal model and guide, for which E log p(x | z) and the divergence are closed."""
+    x, weight = 1.5, 0.3
+
+    def model() -> None:
+        with numpyro.handlers.scale(scale=2.0):
+            numpyro.sample("x", dist.Normal(numpyro.sample("z", dist.Normal(0.0, 1.0)), 0.5), obs=x)
+
+    def guide() -> None:
+        with numpyro.handlers.scale(scale=2.0):
+            numpyro.sample("z", dist.Normal(numpyro.param("mean", 0.7), numpyro.param("scale", 0.8)))
+
+    def exact(p: Any) -> Any:
+        likelihood = dist.Normal(p["mean"], 0.5).log_prob(x) - 0.5 * p["scale"] ** 2 / 0.25
+        divergence = 0.5 * (p["mean"] ** 2 + p["scale"] ** 2 - 1) - jnp.log(p["scale"])
+        return 2.0 * (likelihood - weight * divergence)
+
+    params = {"mean": jnp.array(0.7), "scale": jnp.array(0.8)}
+    warm = proxvi.WarmUpELBO(elbo, lambda step: weight)
+    pair = warm.tempered(model, guide, jnp.zeros((), int), jnp.zeros(()))
+    loss, slopes = jax.value_and_grad(lambda p: warm.elbo.loss(jax.random.key(0), p, *pair))(params)
+    expected, expected_slopes = jax.value_and_grad(exact)(params)
+    np.testing.assert_allclose(-loss, expected, rtol=0.01)
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(-slope, expected_slopes[name], rtol=0.05)
+    true = -warm.loss(jax.random.key(0), params, model, guide)
+    np.testing.assert_allclose(true, -elbo.loss(jax.random.key(0), params, model, guide))
+    assert abs(true - expected) > 0.1
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

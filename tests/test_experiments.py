@@ -59,6 +59,20 @@ def test_the_study_of_the_settings_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "settings.png").stat().st_size > 10_000
 
 
+def test_tables_in_the_text_are_those_of_the_result_files() -> None:
+    root = Path(__file__).parent.parent
+    tables = {line for path in root.glob("results/*/table.md") for line in path.read_text().splitlines()}
+    found = 0
+    for path in (root / "README.md", *root.glob("docs/*.md")):
+        ours = False  # whether the table has the heading of one that the experiments write
+        for line in path.read_text().splitlines():
+            ours = line.startswith("|") and (ours or line in tables)
+            if ours:
+                assert line in tables, f"{path.name} has another row than the result files: {line}"
+                found += 1
+    assert found > 10
+
+
 def test_starts_are_judged_by_distance_and_elbo() -> None:
     elbos = np.array([[-100.0, -103.0, -101.9, -400.0]])
     means = np.array([[[5.0, 5.9], [4.1, 5.0], [3.0, 5.0], [5.0, 80.0]]])

@@ -25,7 +25,7 @@ LAYERS = [
     ["_run", "_watch", "_weights", "checkpoints"],
     ["svi", "data"],
     ["_penalised"],
-    ["_guides"],
+    ["_guides", "tempered"],
     ["transform", "inner_loop", "estimators"],
     ["constraint", "_calls"],
     ["models", "datasets"],

@@ -1,5 +1,6 @@
 """Trials of tables 1 and 2 at a small size: interrupted, run twice, on a real cluster whose workers are killed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -29,11 +30,7 @@ ENVIRONMENT = {  # of worker processes: one core, and what one has compiled the 
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def digits() -> None:
-    """The real ones; without them tests are skipped, but not where a build must not skip."""
-    if "CI" not in os.environ and not os.environ.get("PROXVI_DATA"):
-        pytest.skip("PROXVI_DATA does not name a folder with the digits")
+pytestmark = pytest.mark.usefixtures("digits")
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
@@ -79,6 +76,45 @@ def test_of_two_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.nightly) for how in (signal.SIGTERM, signal.SIGKILL))]
+)
+def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("proxvi"), "reproduce", "table-1", "--scale", "0.05"]
+    running = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # as a terminal has it
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("runs/table-1/*/metrics.jsonl"))) == 2, "two workers in training")
+        time.sleep(2)
+        if how == signal.SIGINT:
+            os.killpg(running.pid, how)  # a terminal tells all of them
+        else:
+            running.send_signal(how)
+        assert running.wait(120) != 0
+        wait_for(lambda: not alive(running.pid), "the end of the workers")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    if how != signal.SIGKILL:
+        assert len(list(tmp_path.glob("runs/table-1/*/checkpoints/*"))) == 2
+
+
+def alive(session: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
     class Broken:
         def submit(self, function: Any, trial: Trial, *args: Any, **options: Any) -> Future[Any]:
@@ -112,7 +148,7 @@ def test_the_grid_says_what_it_does_not_know() -> None:
 
 def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> None:
     curves = {name: [1.0, 2.0] for name in trials.CURVES}
-    blank = trials._encode(np.zeros(784))
+    blank = trials.encode(np.zeros(784))
     for seed, elbo in enumerate((-120.0, -122.0)):
         trial = Trial("PVI, entropy", "bad", seed=seed)
         found = {"elbo": elbo, "log_likelihood": elbo + 10, "curves": curves, "samples": [blank]}
@@ -143,7 +179,7 @@ def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 def wait_for(condition: Any, what: str) -> Any:
-    for _ in range(1_200):
+    for _ in range(4_000):
         if found := condition():
             return found
         time.sleep(0.05)

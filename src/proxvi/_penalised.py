@@ -11,7 +11,8 @@ from jax import Array
 from proxvi._calls import Arguments
 from proxvi._guides import OBSERVABLE, Observer, latent_sites
 from proxvi.constraint import Proximity, Telemetry
-from proxvi.estimators import AnnealedELBO, MultiParticleELBO
+from proxvi.estimators import MultiParticleELBO
+from proxvi.tempered import TemperedELBO
 from proxvi.transform import ProximityState
 
 
@@ -33,7 +34,7 @@ class Penalised:
         self.constraints = constraints
         # A magnitude that is the number 0 switches a constraint off: the step compiles to NumPyro's own, bit for bit.
         self.active = [i for i, c in enumerate(constraints) if not _is_zero(c.magnitude)]
-        self.estimator = loss.elbo if isinstance(loss, AnnealedELBO) else loss
+        self.estimator = loss.elbo if isinstance(loss, TemperedELBO) else loss
         self._arguments = tuple(Arguments.of(c.statistic, None) for c in constraints)
         for arguments in self._arguments:
             unknown = set(arguments.required) - {"prior", "params", "key"}
@@ -66,7 +67,7 @@ class Penalised:
         """`−ELBO + Σ k d`, with `(−ELBO, mutable state, the constraints' next states)` beside it."""
         objective, mutable_state, values = self._loss_and_values(params, svi_state, key, args, kwargs)
         loss = objective
-        if isinstance(self.loss, AnnealedELBO):  # the loss to report has no temperature; the samples are the same
+        if isinstance(self.loss, TemperedELBO):  # the loss to report is the true one; the samples are the same
             constrained = self._constrained(jax.lax.stop_gradient(params), svi_state.mutable_state)
             loss = self.loss.loss(key, constrained, self.model, self.guide, *args, **kwargs, **self.static_kwargs)
         total, states = jnp.zeros(()), list(svi_state.constraints)
@@ -101,8 +102,8 @@ class Penalised:
         kwargs = {**kwargs, **self.static_kwargs}
         own = self._of_guide(constrained)
         elbo, model, guide = self.estimator, self.model, self.guide
-        if isinstance(self.loss, AnnealedELBO):
-            guide = self.loss.tempered(guide, svi_state.optim_state[0], svi_state.first_loss)
+        if isinstance(self.loss, TemperedELBO):
+            model, guide = self.loss.tempered(model, guide, svi_state.optim_state[0], svi_state.first_loss)
 
         def observe(guide_trace: Any, model_trace: Any, particle_key: Array) -> dict[int, Any]:
             return {i: self._observe(i, guide_trace, model_trace, own, particle_key) for i in self.active}

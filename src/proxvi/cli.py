@@ -1,6 +1,8 @@
-"""The command line: `proxvi reproduce figure-1`. Needs the extras `cli` and `plot`."""
+"""The command line: `proxvi reproduce figure-1`. Needs the extra `cli`."""
 
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -12,17 +14,19 @@ def main() -> None:
     # One device a core, over which `multistart` and `evaluate` spread their work; before JAX looks.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that workers are told, too
     try:
         import tyro
     except ImportError as error:
-        raise SystemExit("the command line needs tyro: pip install 'proxvi[cli,plot]'") from error
-    from proxvi.experiments import belief_networks, figure_1
+        raise SystemExit("the command line needs tyro: pip install 'proxvi[cli]'") from error
+    from proxvi.experiments import autoencoders, belief_networks, figure_1
 
     experiments = {
         "figure-1": figure_1.reproduce,
         "figure-1-settings": figure_1.reproduce_settings,
         "table-1": belief_networks.reproduce_table_1,
         "table-2": belief_networks.reproduce_table_2,
+        "table-3": autoencoders.reproduce_table_3,
     }
     named = (Annotated[Any, tyro.conf.subcommand(name, constructor=f)] for name, f in experiments.items())
     choices = Union[tuple(named)]  # noqa: UP007, they are known only now
@@ -37,7 +41,12 @@ def main() -> None:
         Args:
             folder: where the commands of `reproduce` put them.
         """
-        return "\n\n".join(f"{name}: {belief_networks.report(folder / name)}" for name in ("table-1", "table-2"))
+        reports = {
+            "table-1": belief_networks.report,
+            "table-2": belief_networks.report,
+            "table-3": autoencoders.report,
+        }
+        return "\n\n".join(f"{name}: {report(folder / name)}" for name, report in reports.items())
 
     print(
         tyro.extras.subcommand_cli_from_dict(

@@ -1,7 +1,7 @@
 """Gradient estimators that NumPyro lacks, as NumPyro `ELBO` classes.
 
-They are for guides whose samples carry no gradient (discrete latents): leave-one-out score function, VIMCO, and
-deterministic annealing around another estimator.
+They are for guides whose samples carry no gradient (discrete latents): leave-one-out score function and
+VIMCO.
 """
 
 import copy
@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.scipy.special import logsumexp
-from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO
+from numpyro.infer import ELBO, Trace_ELBO
 from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
 
-from proxvi._checks import check_integer, check_number
+from proxvi._checks import check_integer
 
-__all__ = ["AnnealedELBO", "LeaveOneOutELBO", "VimcoELBO"]
+__all__ = ["LeaveOneOutELBO", "VimcoELBO"]
 
 
 class _Term(NamedTuple):
@@ -207,54 +207,6 @@ class VimcoELBO(MultiParticleELBO):
         signal = jax.lax.stop_gradient(bound) - without
         surrogate = jnp.sum(jnp.broadcast_to(score, signal.shape) * signal)
         return scales[0] * (jnp.sum(bound) + surrogate)
-
-
-class AnnealedELBO(ELBO):
-    """Deterministic annealing: a temperature on `log q` that falls to 1, the paper's baseline.
-
-        ELBO_t = E[log p(x, z) − max(1, k_t) · log q(z)]
-
-    `ProximitySVI` tells it the step. Only gradients are tempered: losses and `evaluate` (and any use outside of
-    `ProximitySVI`) are of the true ELBO.
-
-    Args:
-        elbo: the estimator to temper: `LeaveOneOutELBO`, `Trace_ELBO` or `TraceGraph_ELBO`.
-        temperature: `k`, an Optax schedule of the step or a number.
-        relative: whether `temperature` is in units of the first loss, `|ELBO_0|`, as in the paper.
-
-    Example:
-        >>> import optax
-        >>> annealed = AnnealedELBO(LeaveOneOutELBO(5), optax.exponential_decay(1.0, 10_000, 1e-10))
-        >>> annealed.num_particles
-        5
-    """
-
-    can_infer_discrete = True
-
-    def __init__(self, elbo: ELBO, temperature: Any, *, relative: bool = True) -> None:
-        if not isinstance(elbo, LeaveOneOutELBO | TraceGraph_ELBO) and type(elbo) is not Trace_ELBO:
-            raise TypeError(
-                f"`elbo` must be one that samples `log q`: LeaveOneOutELBO, Trace_ELBO or TraceGraph_ELBO, got "
-                f"{type(elbo).__name__}, whose `log q` a temperature does not reach."
-            )
-        first = temperature(jnp.zeros((), jnp.int32)) if callable(temperature) else temperature
-        check_number("temperature", first, at_least=0.0, remedy="below 1 it counts as 1, which is no annealing")
-        super().__init__(elbo.num_particles, elbo.vectorize_particles)
-        self.elbo = elbo
-        self.temperature = temperature
-        self.relative = relative
-        self.can_infer_discrete = elbo.can_infer_discrete
-
-    def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return minus the untempered ELBO."""
-        return self.elbo.loss(rng_key, param_map, model, guide, *args, **kwargs)
-
-    def tempered(self, guide: Any, step: Array, first_loss: Array) -> Any:
-        """The guide at `step`, its log density multiplied by the temperature."""
-        temperature: Any = self.temperature(step) if callable(self.temperature) else self.temperature
-        if self.relative:
-            temperature = temperature * first_loss
-        return numpyro.handlers.scale(guide, scale=jnp.maximum(1.0, temperature))
 
 
 def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Term]:

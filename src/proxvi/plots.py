@@ -119,7 +119,7 @@ def curves(figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], pat
                     if name in seed["curves"]:
                         label = method if n == 0 else None
                         axes.plot(seed["curves"]["step"], seed["curves"][name], color=f"C{i}", lw=1.2, label=label)
-        panels[0, j].set(title=f"{column} start", yscale="symlog")
+        panels[0, j].set(title=column, yscale="symlog")
         panels[1, j].set(ylim=(best - 60, best + 3))
         panels[3, j].set(yscale="log", xlabel="step")
         panels[0, j].legend(fontsize="small")

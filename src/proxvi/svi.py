@@ -17,7 +17,7 @@ from numpyro.optim import Minimize
 
 from proxvi._penalised import Penalised
 from proxvi.constraint import Proximity, share
-from proxvi.estimators import AnnealedELBO
+from proxvi.tempered import TemperedELBO
 from proxvi.transform import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState", "Skipped"]
@@ -143,7 +143,7 @@ class ProximitySVI(SVI):
         self._objective.bind(cast(Any, self.constrain_fn), params, state.mutable_state, args, kwargs)
         constraints = self._objective.start(params, state.mutable_state, args, kwargs)
         first_loss = jnp.zeros(())
-        if isinstance(self.loss, AnnealedELBO) and self.loss.relative:
+        if isinstance(self.loss, TemperedELBO) and self.loss.relative:
             first_loss = jnp.abs(self.evaluate(state, *args, **kwargs))
         none = jnp.zeros((), jnp.int32)
         return ProximitySVIState(*state, constraints, Skipped(none, none, none, none - 1), first_loss)

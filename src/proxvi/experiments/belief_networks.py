@@ -17,7 +17,8 @@ from proxvi import plots
 from proxvi._checks import check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
-from proxvi.experiments.trials import Options, decode
+from proxvi.experiments.methods import falls, held
+from proxvi.experiments.trials import Options, active_units, decode
 from proxvi.models.sbn import BAD, GOOD, belief_network
 
 __all__ = ["METHODS", "STEPS", "Grid", "Trial", "report", "reproduce_table_1", "reproduce_table_2"]
@@ -72,29 +73,20 @@ class Trial:
         trace = numpyro.handlers.trace(guide).get_trace(digits)
         return {"entropy": jnp.mean(proxvi.entropy(trace["z1"]["fn"], total=True))}
 
-
-def _constrained(statistic: Callable[..., Any]) -> Callable[[Trial], tuple[Any, Any]]:
-    def method(trial: Trial) -> tuple[Any, Any]:
-        return proxvi.LeaveOneOutELBO(trial.particles), proxvi.Proximity(
-            statistic, magnitude=_falls(trial), reference=proxvi.statistic_average(trial.decay)
-        )
-
-    return method
-
-
-def _falls(trial: Trial) -> optax.Schedule:
-    return optax.exponential_decay(1.0, trial.steps, trial.gamma)
+    def describe(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+        """How many units of the first layer are alive: their probabilities vary from digit to digit."""
+        guide = numpyro.handlers.seed(numpyro.handlers.substitute(svi.guide, params), jax.random.key(0))
+        on = numpyro.handlers.trace(guide).get_trace(digits)["z1"]["fn"].mean
+        return {"active_units": active_units(on)}
 
 
 METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {
     "VI": lambda trial: (proxvi.LeaveOneOutELBO(trial.particles), ()),
-    "annealing": lambda trial: (proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(trial.particles), _falls(trial)), ()),
-    "PVI, entropy": _constrained(proxvi.entropy),
-    "PVI, mean/variance": _constrained(proxvi.mean_variance),
-    "PVI, KL": _constrained(proxvi.kl_to_prior),
+    "annealing": lambda trial: (proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(trial.particles), falls(trial)), ()),
+    "PVI, entropy": lambda trial: (proxvi.LeaveOneOutELBO(trial.particles), held(proxvi.entropy, trial)),
+    "PVI, mean/variance": lambda trial: (proxvi.LeaveOneOutELBO(trial.particles), held(proxvi.mean_variance, trial)),
+    "PVI, KL": lambda trial: (proxvi.LeaveOneOutELBO(trial.particles), held(proxvi.kl_to_prior, trial)),
 }
-
-
 # Validation ELBO and marginal likelihood, by layers, method and start.
 PAPER: dict[int, tables.Paper] = {
     1: {

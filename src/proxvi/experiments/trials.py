@@ -4,12 +4,14 @@ import base64
 import fcntl
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -24,7 +26,7 @@ import proxvi
 from proxvi.datasets import BinarizedMNIST, binarized_mnist
 from proxvi.experiments import results
 
-__all__ = ["Options", "Trial", "decode", "finished", "one_core_each", "run", "sweep", "train"]
+__all__ = ["OneCoreEach", "Options", "Trial", "active_units", "decode", "encode", "finished", "run", "sweep", "train"]
 
 REPORTS, LEAST = 200, 500  # reports in a run, and steps between two: one costs as much as some twenty steps
 WATCHED = 1_000  # digits of the validation set whose ELBO and statistics are reported during training
@@ -80,8 +82,15 @@ class Options:
     @contextmanager
     def _executor(self) -> Iterator[Any]:
         if self.dask is None:
-            with one_core_each(self.workers or results.cores()) as executor:
+            executor = OneCoreEach(self.workers or results.cores())
+            try:
                 yield executor
+            except BaseException:  # Ctrl-C, for example: the workers save what they have, and begin nothing more
+                executor.shutdown(wait=False, cancel_futures=True)
+                for worker in active_children():
+                    worker.terminate()
+                raise
+            executor.shutdown()
         else:
             try:
                 from distributed import Client
@@ -123,6 +132,10 @@ class Trial(Protocol):
 
     def measure(self, svi: SVI, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
         """What is worth watching during training, `entropy` among it."""
+        ...
+
+    def describe(self, svi: SVI, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+        """What else is worth knowing at the end, for the result file."""
         ...
 
 
@@ -202,7 +215,8 @@ def run(
         figures = {
             **{name: getattr(evaluation, name) for name in IN_FILE},
             "curves": {name: np.array([line[name] for line in reports]) for name in CURVES if name in reports[-1]},
-            "samples": [_encode(image) for image in draw(sample_key, svi, result.params, valid[:DRAWN])],
+            **trial.describe(svi, result.params, valid),
+            "samples": [encode(image) for image in draw(sample_key, svi, result.params, valid[:DRAWN])],
         }
         # The rates at the reports give the time of all of the training, that before a restart included.
         steps = np.diff([0, *(line["step"] for line in reports)])
@@ -286,9 +300,15 @@ def sweep(
     return {trial: known for trial, known in figures.items() if known is not None}
 
 
-def one_core_each(workers: int) -> ProcessPoolExecutor:
+class OneCoreEach(ProcessPoolExecutor):
     """Processes on this machine that compute with one thread each: as many as cores keep all of them busy."""
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_core)
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, mp_context=get_context("spawn"), initializer=_start_worker)
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As in `concurrent.futures`; a worker that is told to stop does."""
+        return super().submit(_until_told, fn, *args, **kwargs)
 
 
 def draw(key: Any, svi: SVI, params: dict[str, Any], like: np.ndarray) -> np.ndarray:
@@ -298,12 +318,18 @@ def draw(key: Any, svi: SVI, params: dict[str, Any], like: np.ndarray) -> np.nda
         return np.asarray(handlers.trace(model).get_trace(like)["x"]["fn"].mean)
 
 
+def active_units(means: Any) -> int:
+    """How many latent variables depend on the data: the variance of their means over rows is above 0.01 (Burda)."""
+    return int(np.sum(np.var(np.asarray(means), axis=0) > 0.01))
+
+
 def decode(image: str) -> np.ndarray:
     """An image of a result file, as probabilities."""
     return np.frombuffer(base64.b64decode(image), np.uint8) / 255
 
 
-def _encode(image: np.ndarray) -> str:
+def encode(image: np.ndarray) -> str:
+    """An image of probabilities for a result file, a byte a pixel."""
     return base64.b64encode(np.round(255 * image).astype(np.uint8).tobytes()).decode()
 
 
@@ -336,9 +362,27 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _one_core() -> None:
+def _until_told(function: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except (KeyboardInterrupt, SystemExit):
+        os._exit(1)  # the pool would hand the worker the next trial
+
+
+def _start_worker() -> None:
     # Before the first computation, when XLA reads it; JAX itself has read its own settings already.
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     )
     jax.config.update("jax_num_cpu_devices", 1)
+    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+
+
+def _end_with_the_driver() -> None:
+    """A worker whose driver was killed would wait for work forever."""
+    driver = parent_process()
+    assert driver is not None
+    driver.join()
+    os.kill(os.getpid(), signal.SIGTERM)  # training saves
+    time.sleep(30.0)
+    os._exit(1)

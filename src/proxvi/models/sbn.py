@@ -1,7 +1,6 @@
 """The sigmoid belief network: layers of binary units, the paper's first case study."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +11,9 @@ from jax import Array
 
 from proxvi._checks import check_number
 from proxvi.models.bernoulli import Bernoulli
+from proxvi.models.pair import Pair, each_row
 
-__all__ = ["BAD", "GOOD", "BeliefNetwork", "Start", "belief_network"]
+__all__ = ["BAD", "GOOD", "Start", "belief_network"]
 
 
 class Start(NamedTuple):
@@ -39,19 +39,7 @@ GOOD = Start(prior=0.5, weights=_GLOROT)
 BAD = Start(prior=0.001, weights=jax.nn.initializers.constant(-100.0))
 
 
-class BeliefNetwork(NamedTuple):
-    """A NumPyro model and guide, in the order in which `SVI` and `ProximitySVI` take them.
-
-    Attributes:
-        model: of a batch of rows.
-        guide: of the same.
-    """
-
-    model: Callable[[Any], None]
-    guide: Callable[[Any], None]
-
-
-def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = GOOD) -> BeliefNetwork:
+def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = GOOD) -> Pair:
     """Sigmoid belief network, and an inference network that mirrors it layer by layer.
 
         model: z_L ~ Bernoulli(σ(a)),  z_{l−1} ~ Bernoulli(σ(z_l W_l + b_l)),  x = z_0
@@ -100,34 +88,20 @@ def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = G
 
     def model(x: Any) -> None:
         logits: Any = numpyro.param("prior", jnp.full(sizes[-1], top))
-        with ExitStack() as stack:
-            _each_row(stack, x, sizes[0])
+        with each_row(x, sizes[0]):
             for layer in reversed(layers):
                 z = numpyro.sample(f"z{layer}", Bernoulli(logits).to_event(1))
                 logits = _affine(f"decoder{layer}", z, sizes[layer], sizes[layer - 1], start.weights)
             numpyro.sample("x", Bernoulli(logits).to_event(1), obs=jnp.asarray(x))
 
     def guide(x: Any) -> None:
-        with ExitStack() as stack:
-            _each_row(stack, x, sizes[0])
+        with each_row(x, sizes[0]):
             z: Any = jnp.asarray(x) - centre[None]
             for layer in layers:
                 logits = _affine(f"encoder{layer}", z, sizes[layer - 1], sizes[layer], _GLOROT)
                 z = numpyro.sample(f"z{layer}", Bernoulli(logits).to_event(1))
 
-    return BeliefNetwork(model, guide)
-
-
-def _each_row(stack: ExitStack, x: Any, pixels: int) -> None:
-    """Rows are independent, and what is optimised is their mean."""
-    if jnp.ndim(x) != 2 or jnp.shape(x)[1] != pixels:
-        raise ValueError(
-            f"`x` must be rows of {pixels} pixels, as `mean` has them, got shape {jnp.shape(x)}; write "
-            "`x[None]` for one."
-        )
-    rows = jnp.shape(x)[0]
-    stack.enter_context(numpyro.handlers.scale(scale=1.0 / rows))
-    stack.enter_context(numpyro.plate("data", rows))
+    return Pair(model, guide)
 
 
 def _affine(name: str, inputs: Any, size_in: int, size_out: int, weights: Callable[..., Any]) -> Array:

@@ -1,0 +1,122 @@
+"""Other objectives on the way to the ELBO, what PVI is compared with: deterministic annealing and KL warm-up."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro
+import optax
+from jax import Array
+from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO
+from numpyro.primitives import Messenger
+
+from proxvi._checks import check_number
+from proxvi.estimators import LeaveOneOutELBO
+
+__all__ = ["AnnealedELBO", "TemperedELBO", "WarmUpELBO"]
+
+
+class TemperedELBO(ELBO):
+    """An estimator whose gradients are of another objective, which changes from step to step; its losses are not.
+
+    `ProximitySVI` tells it the step. Losses, and any use outside of `ProximitySVI`, are of the true ELBO.
+    """
+
+    relative = False  # whether the schedule is in units of the first loss
+
+    def __init__(self, elbo: ELBO) -> None:
+        super().__init__(elbo.num_particles, elbo.vectorize_particles)
+        self.elbo = elbo
+        self.can_infer_discrete = elbo.can_infer_discrete
+
+    def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return minus the true ELBO."""
+        return self.elbo.loss(rng_key, param_map, model, guide, *args, **kwargs)
+
+    def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:
+        """The model and the guide whose ELBO is maximised at `step`."""
+        raise NotImplementedError
+
+
+class AnnealedELBO(TemperedELBO):
+    """Deterministic annealing: a temperature on `log q` that falls to 1, the paper's baseline.
+
+        ELBO_t = E[log p(x, z) − max(1, k_t) · log q(z)]
+
+    Only the gradients that `ProximitySVI` takes are tempered; losses are of the true ELBO.
+
+    Args:
+        elbo: the estimator to temper: `LeaveOneOutELBO`, `Trace_ELBO` or `TraceGraph_ELBO`.
+        temperature: `k`, an Optax schedule of the step or a number.
+        relative: whether `temperature` is in units of the first loss, `|ELBO_0|`, as in the paper.
+
+    Example:
+        >>> import optax
+        >>> annealed = AnnealedELBO(LeaveOneOutELBO(5), optax.exponential_decay(1.0, 10_000, 1e-10))
+        >>> annealed.num_particles
+        5
+    """
+
+    def __init__(self, elbo: ELBO, temperature: Any, *, relative: bool = True) -> None:
+        if not isinstance(elbo, LeaveOneOutELBO | TraceGraph_ELBO) and type(elbo) is not Trace_ELBO:
+            raise TypeError(
+                f"`elbo` must be one that samples `log q`: LeaveOneOutELBO, Trace_ELBO or TraceGraph_ELBO, got "
+                f"{type(elbo).__name__}, whose `log q` a temperature does not reach."
+            )
+        first = temperature(jnp.zeros((), jnp.int32)) if callable(temperature) else temperature
+        check_number("temperature", first, at_least=0.0, remedy="below 1 it counts as 1, which is no annealing")
+        super().__init__(elbo)
+        self.temperature = temperature
+        self.relative = relative
+
+    def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:
+        """The model, and the guide with its log density multiplied by the temperature."""
+        temperature: Any = self.temperature(step) if callable(self.temperature) else self.temperature
+        if self.relative:
+            temperature = temperature * first_loss
+        return model, numpyro.handlers.scale(guide, scale=jnp.maximum(1.0, temperature))
+
+
+class WarmUpELBO(TemperedELBO):
+    """KL warm-up: a weight on the KL divergence to the prior that rises to 1, what users of autoencoders do.
+
+        ELBO_t = E[log p(x | z)] − w_t · KL(q(z) ‖ p(z))
+
+    Only the gradients that `ProximitySVI` takes are of it; losses are of the true ELBO.
+
+    Args:
+        elbo: the estimator of the ELBO, any.
+        weight: `w`, an Optax schedule of the step that ends at 1.
+
+    Example:
+        >>> import optax
+        >>> from numpyro.infer import TraceMeanField_ELBO
+        >>> warm = WarmUpELBO(TraceMeanField_ELBO(), optax.linear_schedule(0.0, 1.0, 10_000))
+        >>> warm.num_particles
+        1
+    """
+
+    def __init__(self, elbo: ELBO, weight: optax.Schedule) -> None:
+        if not callable(weight):
+            raise TypeError(
+                f"`weight` must be an Optax schedule, got {weight!r}; `optax.linear_schedule(0.0, 1.0, 10_000)` rises "
+                "to 1 over ten thousand steps."
+            )
+        super().__init__(elbo)
+        self.weight = weight
+
+    def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:  # noqa: ARG002
+        """Both with the log densities of latent variables multiplied by the weight."""
+        weight = self.weight(step)
+        return _ScaleLatent(model, weight), _ScaleLatent(guide, weight)
+
+
+class _ScaleLatent(Messenger):
+    """Multiply the log densities of sites that are not observed."""
+
+    def __init__(self, fn: Any, scale: Any) -> None:
+        super().__init__(fn)
+        self.scale = scale
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            msg["scale"] = self.scale if msg.get("scale") is None else msg["scale"] * self.scale

@@ -1,0 +1,104 @@
+"""The autoencoder: its ELBO, its start, what the orthogonal constraint reaches."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+import proxvi
+from proxvi.experiments import autoencoders, trials
+from proxvi.experiments.autoencoders import Grid, Trial
+from proxvi.models.vae import autoencoder, encoder_weights
+
+KEY = jax.random.key(0)
+X = np.random.default_rng(0).integers(0, 2, (8, 12), dtype=np.uint8)
+PAIR = autoencoder(KEY, pixels=12, latents=3, hidden=(6, 5))
+
+
+def params_of(svi: proxvi.ProximitySVI) -> dict:
+    return svi.get_params(svi.init(KEY, X))
+
+
+def plain(elbo: Trace_ELBO) -> proxvi.ProximitySVI:
+    return proxvi.ProximitySVI(*PAIR, optax.adam(1e-3), elbo, ())
+
+
+def test_the_elbo_is_that_of_one_row_whatever_the_batch() -> None:
+    params = params_of(plain(TraceMeanField_ELBO()))
+    estimate = Trace_ELBO(4_000)
+    whole = estimate.loss(KEY, params, *PAIR, X)
+    rows = jnp.mean(jnp.stack([estimate.loss(KEY, params, *PAIR, X[i][None]) for i in range(len(X))]))
+    np.testing.assert_allclose(whole, rows, rtol=0.01)
+    # by hand: E log p(x | z) by samples, and the divergence in closed form
+    q = handlers.trace(handlers.seed(handlers.substitute(PAIR.guide, params), KEY)).get_trace(X)["z"]["fn"]
+    mean, scale = q.base_dist.loc, q.base_dist.scale
+    divergence = jnp.sum(0.5 * (mean**2 + scale**2 - 1) - jnp.log(scale), axis=1)
+
+    def log_likelihood(key: jax.Array) -> jax.Array:
+        model = handlers.substitute(PAIR.model, {**params, "z": mean + scale * jax.random.normal(key, mean.shape)})
+        site = handlers.trace(model).get_trace(X)["x"]
+        return dist.Bernoulli(logits=site["fn"].base_dist.logits).log_prob(X).sum(axis=1)
+
+    likelihood = jnp.mean(jax.vmap(log_likelihood)(jax.random.split(KEY, 4_000)), axis=0)
+    np.testing.assert_allclose(-whole, jnp.mean(likelihood - divergence), rtol=0.01)
+
+
+def test_the_encoder_starts_orthogonal() -> None:
+    params = params_of(plain(TraceMeanField_ELBO()))
+    assert [weights.shape for weights in encoder_weights(params)] == [(12, 6), (6, 5), (5, 6)]
+    for gram in proxvi.orthogonal(encoder_weights(params)):
+        np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-5)
+
+
+def test_the_orthogonal_constraint_moves_the_encoder_alone() -> None:
+    def after(magnitude: float) -> dict:
+        constraint = autoencoders._orthogonal(Trial("PVI, orthogonal", magnitude))
+        svi = proxvi.ProximitySVI(*PAIR, optax.sgd(1e-2), TraceMeanField_ELBO(), constraint)
+        state = svi.init(KEY, X)
+        for _ in range(2):  # the reference is where it started: only the second step feels it
+            state, _ = svi.update(state, X)
+        return svi.get_params(state)
+
+    free, held = after(0.0), after(100.0)
+    moved = [np.abs(a - b).max() for a, b in zip(encoder_weights(free), encoder_weights(held), strict=True)]
+    assert min(moved) > 1e-7
+    for a, b in zip(*(jax.tree.leaves(p["decoder$params"]) for p in (free, held)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+@pytest.mark.parametrize("x", [X[0], X[:, :5]])
+def test_other_shapes_are_refused(x: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"`x` must be rows of 12 pixels, got shape"):
+        plain(TraceMeanField_ELBO()).init(KEY, x)
+
+
+def test_the_grid_has_a_trial_for_each_magnitude() -> None:
+    grid = Grid(seeds=(0,), magnitudes=(1.0, 0.1), methods=("VI", "PVI, orthogonal"))
+    assert [(trial.method, trial.magnitude) for trial in grid.trials()] == [
+        ("VI", 0.0),
+        ("PVI, orthogonal", 1.0),
+        ("PVI, orthogonal", 0.1),
+    ]
+    with pytest.raises(ValueError, match=r"`methods` must be of"):
+        Grid(methods=("PVI",)).trials()
+
+
+@pytest.mark.usefixtures("digits")
+def test_a_trial_and_its_report(tmp_path: Path) -> None:
+    small = {"steps": 500, "latents": 3, "hidden": (10,)}
+    for trial in (Trial("VI, KL warm-up", **small), Trial("PVI, orthogonal", 0.01, **small)):
+        found = trials.run(trial, tmp_path, tmp_path / "runs", samples=30, digits=50)
+        assert found["elbo"] <= found["log_likelihood"] < 0
+        assert 0 <= found["active_units"] <= 3
+        assert len(found["kl_per_dimension"]) == 3
+        assert len(found["reconstructions"]) == 12
+    printed = autoencoders.report(tmp_path)
+    assert "| PVI, orthogonal, k = 0.01 | −" in printed
+    assert "−100.3 / −93.9" in printed
+    assert (tmp_path / "samples.png").stat().st_size > 5_000
