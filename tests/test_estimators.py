@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.handlers import condition
-from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
 
 import proxvi
@@ -304,10 +304,20 @@ def test_a_subsampled_plate_outside_of_which_sites_lie_is_refused_by_vimco() -> 
         proxvi.VimcoELBO(2).loss(jax.random.key(0), {"q": jnp.array(0.1)}, model, guide)
 
 
-@pytest.mark.parametrize("elbo", [TraceMeanField_ELBO(), proxvi.VimcoELBO(2)], ids=lambda e: type(e).__name__)
-def test_annealing_refuses_estimators_whose_log_q_it_cannot_reach(elbo: ELBO) -> None:
-    with pytest.raises(TypeError, match=r"`elbo` must be one that samples `log q`.*got"):
+@pytest.mark.parametrize(
+    "elbo", [TraceMeanField_ELBO(), TraceGraph_ELBO(), proxvi.VimcoELBO(2)], ids=lambda e: type(e).__name__
+)
+def test_annealing_refuses_estimators_whose_gradient_would_be_wrong(elbo: ELBO) -> None:
+    with pytest.raises(TypeError, match=r"`elbo` must be LeaveOneOutELBO or Trace_ELBO, got"):
         proxvi.AnnealedELBO(elbo, 1.0)
+
+
+@pytest.mark.parametrize("elbo", [TraceGraph_ELBO(), proxvi.LeaveOneOutELBO(2)], ids=lambda e: type(e).__name__)
+def test_warm_up_refuses_score_functions_and_numbers(elbo: ELBO) -> None:
+    with pytest.raises(TypeError, match=r"`elbo` must be Trace_ELBO or TraceMeanField_ELBO, got"):
+        proxvi.WarmUpELBO(elbo, lambda step: 1.0)
+    with pytest.raises(TypeError, match=r"`weight` must be an Optax schedule, got 0\.5"):
+        proxvi.WarmUpELBO(Trace_ELBO(), 0.5)  # pyright: ignore[reportArgumentType]
 
 
 def test_one_particle_has_no_others() -> None:

@@ -120,7 +120,7 @@ def test_one_compilation_and_a_report_of_everything() -> None:
     assert counts[1:] == [counts[1]] * 10  # nothing is traced after the first report and validation
     assert [step for step, _ in reports] == [*range(100, 1_001, 100), 1_050]
     assert set(reports[0][1]) == {
-        *("elbo", "magnitude", "distance", "share", "skipped", "steps_per_second", "validation_elbo")
+        *("elbo", "magnitude", "distance", "share", "skipped", "steps_per_second", "seconds", "validation_elbo")
     }
     assert reports[0][1]["share"] > 0.05 > 0.01 > reports[-1][1]["share"]
 

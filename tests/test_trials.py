@@ -101,7 +101,9 @@ def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, t
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
     if how != signal.SIGKILL:
-        assert len(list(tmp_path.glob("runs/table-1/*/checkpoints/*"))) == 2
+        saved = [path.name for path in tmp_path.glob("runs/table-1/*/checkpoints/*")]
+        assert len(saved) == 2
+        assert all(name.isdigit() for name in saved)  # whole ones
 
 
 def alive(session: int) -> list[int]:
@@ -131,6 +133,17 @@ def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
     assert trials.finished(ONE, tmp_path, **SIZE) is not None
 
 
+def test_the_options_are_checked_before_hours_of_training() -> None:
+    for options, message in (
+        ({"digits": 20_000}, r"`digits` must be at most 10,000.*got 20000"),
+        ({"digits": -5}, r"`digits` must be an integer of at least 1, got -5"),
+        ({"samples": 1}, r"`samples` must be an integer of at least 2, got 1"),
+        ({"workers": 0}, r"`workers` must be an integer of at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trials.Options(**options)
+
+
 def test_the_grid_says_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match=r"`methods` must be of \['VI'.*got \['vi'\]"):
         Grid(methods=("vi",)).trials((5,))
@@ -152,11 +165,20 @@ def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> 
     for seed, elbo in enumerate((-120.0, -122.0)):
         trial = Trial("PVI, entropy", "bad", seed=seed)
         found = {"elbo": elbo, "log_likelihood": elbo + 10, "curves": curves, "samples": [blank]}
-        trials.results.save(trials._path(trial, tmp_path), trials._settings(trial, 5_000, 10_000), found, seconds=1.0)
+        path = trials._path(trial, tmp_path, 5_000, 10_000)
+        trials.results.save(path, trials._settings(trial, 5_000, 10_000), found, seconds=1.0)
     printed = belief_networks.report(tmp_path)
     assert "4,000,000 steps (1 of the paper's)" in printed
     assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |  | −114.1 / −107.5 |" in printed
     assert (tmp_path / "table.md").read_text() == printed + "\n"
+    # What is no seed is not averaged with them.
+    shorter = Trial("PVI, entropy", "bad", steps=400_000)
+    found = {"elbo": -200.0, "log_likelihood": -190.0, "curves": curves, "samples": [blank], "khat_above": 0.9}
+    path = trials._path(shorter, tmp_path, 5_000, 10_000)
+    trials.results.save(path, trials._settings(shorter, 5_000, 10_000), found, seconds=1.0)
+    printed = belief_networks.report(tmp_path)
+    assert "| PVI, entropy (steps 4000000) | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |" in printed
+    assert "| PVI, entropy (steps 400000) | −200.0 / −190.0† | −118.0 / −110.0 |" in printed
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert (tmp_path / "samples.png").stat().st_size > 1_000
 
@@ -254,4 +276,6 @@ def test_a_killed_driver_goes_on_where_it_was(cluster: Any, undisturbed: dict[st
     assert 0 < len(before) < 4
     subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=300)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert figures_in(tmp_path) == {f"{t.name}.json": undisturbed[f"{t.name}.json"] for t in sorted(FOUR, key=str)}
+    assert figures_in(tmp_path) == {
+        name: undisturbed[name] for name in (trials._path(t, tmp_path, 30, 20).name for t in FOUR)
+    }

@@ -11,22 +11,25 @@ __all__ = ["main"]
 
 def main() -> None:
     """Entry point of the command `proxvi`."""
-    # One device a core, over which `multistart` and `evaluate` spread their work; before JAX looks.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that workers are told, too
     try:
         import tyro
     except ImportError as error:
         raise SystemExit("the command line needs tyro: pip install 'proxvi[cli]'") from error
-    from proxvi.experiments import autoencoders, belief_networks, figure_1
+    import jax
 
+    from proxvi.experiments import autoencoders, belief_networks, figure_1, logistic
+    from proxvi.experiments.results import cores
+
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:  # one a core, over which `multistart` spreads its work
+        jax.config.update("jax_num_cpu_devices", cores())
     experiments = {
         "figure-1": figure_1.reproduce,
         "figure-1-settings": figure_1.reproduce_settings,
         "table-1": belief_networks.reproduce_table_1,
         "table-2": belief_networks.reproduce_table_2,
         "table-3": autoencoders.reproduce_table_3,
+        "logistic-regression": logistic.reproduce,
     }
     named = (Annotated[Any, tyro.conf.subcommand(name, constructor=f)] for name, f in experiments.items())
     choices = Union[tuple(named)]  # noqa: UP007, they are known only now

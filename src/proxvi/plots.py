@@ -118,7 +118,13 @@ def curves(figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], pat
                 for axes, name in zip(panels[:, j], rows.values(), strict=True):
                     if name in seed["curves"]:
                         label = method if n == 0 else None
-                        axes.plot(seed["curves"]["step"], seed["curves"][name], color=f"C{i}", lw=1.2, label=label)
+                        axes.plot(
+                            seed["curves"]["step"],
+                            seed["curves"][name],
+                            color=plt.get_cmap("tab20")(2 * i % 20 + i // 10),
+                            lw=1.2,
+                            label=label,
+                        )
         panels[0, j].set(title=column, yscale="symlog")
         panels[1, j].set(ylim=(best - 60, best + 3))
         panels[3, j].set(yscale="log", xlabel="step")

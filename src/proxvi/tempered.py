@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpyro
 import optax
 from jax import Array
-from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO
+from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
 from proxvi._checks import check_number
@@ -45,7 +45,7 @@ class AnnealedELBO(TemperedELBO):
     Only the gradients that `ProximitySVI` takes are tempered; losses are of the true ELBO.
 
     Args:
-        elbo: the estimator to temper: `LeaveOneOutELBO`, `Trace_ELBO` or `TraceGraph_ELBO`.
+        elbo: the estimator to temper: `LeaveOneOutELBO`, or `Trace_ELBO` for guides that can be reparameterised.
         temperature: `k`, an Optax schedule of the step or a number.
         relative: whether `temperature` is in units of the first loss, `|ELBO_0|`, as in the paper.
 
@@ -57,10 +57,11 @@ class AnnealedELBO(TemperedELBO):
     """
 
     def __init__(self, elbo: ELBO, temperature: Any, *, relative: bool = True) -> None:
-        if not isinstance(elbo, LeaveOneOutELBO | TraceGraph_ELBO) and type(elbo) is not Trace_ELBO:
+        if not isinstance(elbo, LeaveOneOutELBO) and type(elbo) is not Trace_ELBO:
+            # TraceGraph_ELBO would multiply its score function by the temperature a second time.
             raise TypeError(
-                f"`elbo` must be one that samples `log q`: LeaveOneOutELBO, Trace_ELBO or TraceGraph_ELBO, got "
-                f"{type(elbo).__name__}, whose `log q` a temperature does not reach."
+                f"`elbo` must be LeaveOneOutELBO or Trace_ELBO, got {type(elbo).__name__}, whose gradient would not be "
+                "that of the tempered ELBO; use LeaveOneOutELBO for discrete variables."
             )
         first = temperature(jnp.zeros((), jnp.int32)) if callable(temperature) else temperature
         check_number("temperature", first, at_least=0.0, remedy="below 1 it counts as 1, which is no annealing")
@@ -84,7 +85,7 @@ class WarmUpELBO(TemperedELBO):
     Only the gradients that `ProximitySVI` takes are of it; losses are of the true ELBO.
 
     Args:
-        elbo: the estimator of the ELBO, any.
+        elbo: the estimator of the ELBO, `Trace_ELBO` or `TraceMeanField_ELBO`, for guides that can be reparameterised.
         weight: `w`, an Optax schedule of the step that ends at 1.
 
     Example:
@@ -96,6 +97,12 @@ class WarmUpELBO(TemperedELBO):
     """
 
     def __init__(self, elbo: ELBO, weight: optax.Schedule) -> None:
+        if type(elbo) not in (Trace_ELBO, TraceMeanField_ELBO):
+            # A score function knows no weight of 0.
+            raise TypeError(
+                f"`elbo` must be Trace_ELBO or TraceMeanField_ELBO, got {type(elbo).__name__}; for discrete variables "
+                "there is AnnealedELBO."
+            )
         if not callable(weight):
             raise TypeError(
                 f"`weight` must be an Optax schedule, got {weight!r}; `optax.linear_schedule(0.0, 1.0, 10_000)` rises "

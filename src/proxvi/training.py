@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
@@ -23,6 +24,7 @@ from proxvi._watch import Clock, Record, agree, signals
 from proxvi.checkpoints import Checkpoints
 from proxvi.estimators import OrderedTraceELBO
 from proxvi.svi import ACTIVE, ProximitySVI
+from proxvi.tempered import TemperedELBO
 
 __all__ = ["fit"]
 
@@ -68,8 +70,8 @@ def fit(
         progress: whether to show a progress bar; None does on a terminal.
         measure: metrics of your own at each report, a function of the parameters that returns a dictionary of numbers.
         callback: called with the step and the metrics: `elbo` (mean since the last report), `magnitude`, `distance`
-            and `share` of the constraint (lists, if there are several), `skipped`, `steps_per_second`, and
-            `validation_elbo`.
+            and `share` of the constraint (lists, if there are several), `skipped`, `steps_per_second`, `seconds`
+            (those before a restart included), and `validation_elbo`.
         metrics_file: the same as JSON lines, with a line for each checkpoint that is safely on disk.
         checkpoints: a folder to save to and to resume from; needs the extra `checkpoint`.
         checkpoint_every: seconds between two checkpoints; 0 saves as often as it can.
@@ -126,7 +128,7 @@ def fit(
         svi.constrain_fn = run.svi.constrain_fn  # so that the caller's own reads the result
     clock, record = Clock(report_every), Record(metrics_file, callback)
     losses = np.empty(num_steps, np.float32)
-    step, stop, notes = 0, False, {"best": None, "waited": 0, "stopped": False}
+    step, stop, notes = 0, False, {"best": None, "waited": 0, "stopped": False, "seconds": 0.0}
 
     with ExitStack() as stack:
         folder = None
@@ -135,7 +137,7 @@ def fit(
             stack.enter_context(closing(folder))
             restored = folder.restore(lambda at: {"state": run.state, "losses": np.empty(at, np.float32)})
             if restored is not None:
-                step, notes = restored.step, restored.notes["fit"]
+                step, notes = restored.step, notes | restored.notes["fit"]
                 if step > num_steps:
                     raise ValueError(
                         f"`num_steps` must be at least {step}, which the run in {folder.folder} has reached already, "
@@ -152,8 +154,11 @@ def fit(
             bar.write(f"resumed at step {step} of {num_steps} from {folder and folder.folder}", file=sys.stderr)
         told = stack.enter_context(signals(folder is not None))
 
+        began = time.monotonic() - notes["seconds"]
+
         def save() -> None:
             assert folder is not None
+            notes["seconds"] = time.monotonic() - began
             tree = {"state": run.state, "losses": losses[:step]}
             record.saved(folder.wait())
             folder.save(step, tree, {"fit": notes, "data": run.source.state(step)})
@@ -171,6 +176,7 @@ def fit(
             if step % report_every == 0 or step == num_steps:
                 since = (step - 1) // report_every * report_every
                 metrics = {"elbo": -_mean(losses[since:step]), **run.telemetry(), "steps_per_second": clock.rate}
+                metrics["seconds"] = time.monotonic() - began
                 if validation is not None:
                     metrics["validation_elbo"] = run.evaluate(validation)
                     _wait_for_better(notes, metrics, patience)
@@ -215,10 +221,15 @@ def _reproducible(svi: Any) -> ProximitySVI:
         svi = ProximitySVI(svi.model, svi.guide, svi.optim, svi.loss, (), **svi.static_kwargs)
     if not isinstance(svi, ProximitySVI):
         raise TypeError(f"`svi` must be a ProximitySVI or NumPyro's SVI, got {type(svi).__name__}; make one of it.")
-    if type(svi.loss) is not Trace_ELBO or not svi.loss.sum_sites:
+    loss = svi.loss.elbo if isinstance(svi.loss, TemperedELBO) else svi.loss
+    if type(loss) is not Trace_ELBO or not loss.sum_sites:
         return svi
-    ordered = copy.copy(svi.loss)
+    ordered = copy.copy(loss)
     ordered.__class__ = OrderedTraceELBO
+    if isinstance(svi.loss, TemperedELBO):
+        tempered = copy.copy(svi.loss)
+        tempered.elbo = ordered
+        ordered = tempered
     return svi.with_loss(ordered)
 
 

@@ -164,22 +164,16 @@ def report(folder: Path) -> str:
     records = tables.records(folder)
     if not records:
         return f"no result files in {folder}"
-    several = len({record["settings"]["steps"] for record in records}) > 1
-
-    def row(settings: dict[str, Any]) -> str:
-        decay = "" if settings["gamma"] == 1e-10 else f", γ = {settings['gamma']:g}"
-        return settings["method"] + decay + (f", {settings['steps']:,} steps" if several else "")
-
     order = list(METHODS)
     records.sort(key=lambda r: (r["settings"]["steps"], order.index(r["settings"]["method"]), -r["settings"]["gamma"]))
-    figures = tables.grouped(records, row, lambda settings: settings["start"])
+    figures = tables.grouped(records, lambda settings: settings["method"], lambda settings: settings["start"])
     first = records[0]["settings"]
     caption = (
         f"Validation ELBO / log likelihood in nats, {len(first['units'])} layers of {first['units'][0]} units, "
         f"{first['steps']:,} steps ({first['steps'] / STEPS:g} of the paper's), {first['digits']:,} digits, "
         f"{first['samples']:,} samples"
     )
-    text = f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER[len(first['units'])])}"
+    text = f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER.get(len(first['units']), {}))}"
     (folder / "table.md").write_text(text + "\n")
     plots.curves(figures, folder / "curves.png")
     drawn = {

@@ -18,6 +18,7 @@ from jax import Array
 import proxvi
 from proxvi import plots
 from proxvi.experiments import results
+from proxvi.experiments.descent import descend, scan
 from proxvi.models import factor
 from proxvi.models.factor import Factor
 from proxvi.starts import Starts, multistart
@@ -26,7 +27,6 @@ __all__ = ["METHODS", "Settings", "reproduce", "reproduce_settings", "run"]
 
 TRUTH = jnp.array([5.0, 5.0])
 RADIUS = 100.0
-ON_THE_WAY = 200  # ELBOs kept of each trace
 SLOW = ("PVI, entropy, Algorithm 1",)  # ten inner iterations a step: on a tenth of the data sets
 
 
@@ -66,17 +66,7 @@ def _decay(s: Settings) -> optax.Schedule:
 def _descend(
     s: Settings, optimizer: optax.GradientTransformation, params: Factor, x: Array, temperature: Any = None
 ) -> tuple[Factor, Array]:
-    """Any optimiser on the exact ELBO."""
-    optimizer = optax.with_extra_args_support(optimizer)
-
-    def step(carry: Any, t: Array) -> tuple[Any, None]:
-        params, state = carry
-        heat = 1.0 if temperature is None else temperature(t)
-        loss, gradient = jax.value_and_grad(lambda p: -factor.elbo(p, x, heat))(params)
-        updates, state = optimizer.update(gradient, state, params, value=loss)
-        return (optax.apply_updates(params, updates), state), None
-
-    return _scan(s, step, (params, optimizer.init(params)), x)
+    return descend(lambda params, heat: factor.elbo(params, x, heat), optimizer, params, s.steps, temperature)
 
 
 def _ascend(s: Settings, params: Factor, x: Array, magnitude: Callable[[Array], Any]) -> tuple[Factor, Array]:
@@ -92,19 +82,8 @@ def _ascend(s: Settings, params: Factor, x: Array, magnitude: Callable[[Array], 
         reference = 0.9999 * reference + (1 - 0.9999) * params.logits
         return (params._replace(means=params.means + updates), state, reference), None
 
-    return _scan(s, step, (params, optimizer.init(params.means), params.logits), x)
-
-
-def _scan(s: Settings, step: Any, carry: Any, x: Array) -> tuple[Factor, Array]:
-    """The final parameters, and the ELBOs on the way with that of the result at the end."""
-    every = max(1, s.steps // ON_THE_WAY)
-
-    def stretch(carry: Any, t: Array) -> tuple[Any, Array]:
-        return jax.lax.scan(step, carry, t + jnp.arange(every))[0], factor.elbo(carry[0], x)
-
-    carry, elbos = jax.lax.scan(stretch, carry, jnp.arange(0, s.steps - every + 1, every))
-    carry, _ = jax.lax.scan(step, carry, jnp.arange(s.steps - s.steps % every, s.steps))
-    return carry[0], jnp.append(elbos, factor.elbo(carry[0], x))
+    start = (params, optimizer.init(params.means), params.logits)
+    return scan(step, start, lambda params: factor.elbo(params, x), s.steps)
 
 
 def _annealing(s: Settings, params: Factor, x: Array) -> tuple[Factor, Array]:

@@ -16,6 +16,7 @@ import numpy as np
 
 __all__ = ["command", "cores", "name", "read", "save"]
 
+PROTOCOL = 1  # raise it with a change of the code that changes figures: files of another are not taken for results
 VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
 
 
@@ -41,6 +42,7 @@ def save(
     """Write a result file, with the command that it is made by (None for that of this process); whole or not at all."""
     devices = f"{cores()} cores, {jax.device_count()} {jax.default_backend()} devices"
     record = {
+        "protocol": PROTOCOL,
         "settings": settings,
         "figures": figures,
         "command": command() if by is None else by,
@@ -55,11 +57,12 @@ def save(
 
 
 def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The figures of a result file, if it is there and of the same settings."""
+    """The figures of a result file, if it is there, of the same settings and protocol."""
     if not path.exists():
         return None
     record = json.loads(path.read_text())
     same = record["settings"] == json.loads(json.dumps(settings, default=_plain))
+    same = same and record.get("protocol", 1) == PROTOCOL
     return record["figures"] if same else None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 __all__ = ["Figures", "Paper", "grouped", "records", "table"]
 
+DAGGER = "†"
 Paper = Mapping[str, Mapping[str, tuple[float, float]]]  # ELBO and log likelihood, by row and column
 Figures = dict[str, dict[str, list[dict[str, Any]]]]  # of all seeds, by row and column
 
@@ -21,11 +22,25 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def grouped(
     of: Iterable[dict[str, Any]], row: Callable[[dict[str, Any]], str], column: Callable[[dict[str, Any]], str]
 ) -> Figures:
-    """Figures by where they belong, which `row` and `column` tell from the settings."""
+    """Figures by where they belong, which `row` and `column` tell from the settings.
+
+    What else differs within a row, but for the seed, makes rows of its own: only seeds are averaged.
+    """
+    records = list(of)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        rows.setdefault(row(record["settings"]), []).append(record["settings"])
+    differ = {
+        name: [key for key in cells[0] if key not in ("seed", "start") and len({str(s[key]) for s in cells}) > 1]
+        for name, cells in rows.items()
+    }
     figures: Figures = {}
-    for record in of:
+    for record in records:
         settings = record["settings"]
-        figures.setdefault(row(settings), {}).setdefault(column(settings), []).append(record["figures"])
+        name = row(settings)
+        more = ", ".join(f"{key} {settings[key]}" for key in differ[name])
+        label = f"{name} ({more})" if more else name
+        figures.setdefault(label, {}).setdefault(column(settings), []).append(record["figures"])
     return figures
 
 
@@ -37,10 +52,13 @@ def table(figures: Figures, columns: Iterable[str], paper: Paper) -> str:
     for name, cells in figures.items():
         row = [name]
         for column in columns:
-            theirs = paper.get(name, {}).get(column)
+            theirs = paper.get(name.split(" (")[0], {}).get(column)
             row += [_ours(cells.get(column, [])), "" if theirs is None else " / ".join(map(_number, theirs))]
         rows.append(row)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    if any(DAGGER in line for line in lines):
+        lines += ["", f"{DAGGER} More than half of the digits have a Pareto k̂ above 0.7: expect this to be too low."]
+    return "\n".join(lines)
 
 
 def _ours(seeds: list[dict[str, Any]]) -> str:
@@ -50,7 +68,8 @@ def _ours(seeds: list[dict[str, Any]]) -> str:
     for name in ("elbo", "log_likelihood"):
         values = np.array([figures[name] for figures in seeds])
         spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-        cells.append(_number(float(np.mean(values))) + spread)
+        heavy = name == "log_likelihood" and any(figures.get("khat_above", 0.0) > 0.5 for figures in seeds)
+        cells.append(_number(float(np.mean(values))) + spread + (DAGGER if heavy else ""))
     return " / ".join(cells) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
 

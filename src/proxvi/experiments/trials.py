@@ -1,14 +1,14 @@
 """Trials: train, evaluate, write one result file; and sweeps over many of them, on any executor."""
 
 import base64
-import fcntl
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import active_children, get_context, parent_process
@@ -23,6 +23,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 import proxvi
+from proxvi._checks import check_integer
 from proxvi.datasets import BinarizedMNIST, binarized_mnist
 from proxvi.experiments import results
 
@@ -42,6 +43,8 @@ IN_FILE = (  # of an evaluation
     "effective_sample_size",
     "khat_above",
 )
+QUANTILES = ("0.01", "0.1", "0.5", "0.9", "0.99")  # of the ELBOs of digits
+ONE_AT_A_TIME = threading.Lock()  # in a process: NumPyro's handlers are a global stack, which threads would share
 DRAWN = 20  # samples of the trained model that are kept to be looked at
 
 
@@ -69,6 +72,17 @@ class Options:
     dask: str | None = None
     resume: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuse what would fail, or mean something else, after hours of training."""
+        check_integer("samples", self.samples, at_least=2, remedy="the error comes from their spread")
+        check_integer("digits", self.digits, remedy="10,000 is all of the validation set")
+        if self.digits > 10_000:
+            raise ValueError(
+                f"`digits` must be at most 10,000, all of the validation set, got {self.digits}; lower it."
+            )
+        if self.workers is not None:
+            check_integer("workers", self.workers, remedy="leave it out for as many as cores")
+
     def run(self, name: str, trials: "Iterable[Trial]") -> "dict[Trial, dict[str, Any]]":
         """Sweep over the trials of the table of that name."""
         folder, runs, trials = self.results / name, self.runs / name, list(trials)
@@ -82,12 +96,13 @@ class Options:
     @contextmanager
     def _executor(self) -> Iterator[Any]:
         if self.dask is None:
+            others = set(active_children())
             executor = OneCoreEach(self.workers or results.cores())
             try:
                 yield executor
             except BaseException:  # Ctrl-C, for example: the workers save what they have, and begin nothing more
                 executor.shutdown(wait=False, cancel_futures=True)
-                for worker in active_children():
+                for worker in set(active_children()) - others:
                     worker.terminate()
                 raise
             executor.shutdown()
@@ -164,7 +179,7 @@ def train(
         metrics_file=runs / trial.name / "metrics.jsonl",
         checkpoints=runs / trial.name / "checkpoints",
         checkpoint_every=checkpoint_every,
-        keep=1,
+        keep=2,
         configuration=asdict(trial),
         validation=watched,
     )
@@ -200,13 +215,14 @@ def run(
     Returns:
         The figures in the result file.
     """
-    with _alone(runs / trial.name):
+    with ONE_AT_A_TIME, _alone(runs / trial.name):
         known = finished(trial, folder, samples=samples, digits=digits)
         if known is not None:
             return known
         svi, result = train(trial, runs, checkpoint_every=checkpoint_every, progress=progress)
         started = time.perf_counter()
-        key, sample_key = jax.random.split(jax.random.key(trial.seed))
+        # Training takes the seed's own key, and JAX's `split` is a `fold_in` of small numbers: this is none of them.
+        key, sample_key = jax.random.split(jax.random.fold_in(jax.random.key(trial.seed), 1_000_003))
         valid = binarized_mnist().valid[:digits]
         evaluation = proxvi.evaluate(
             key, svi.model, svi.guide, result.params, valid, num_samples=samples, progress=progress
@@ -214,18 +230,17 @@ def run(
         reports = [line for line in _metrics(trial, runs) if "elbo" in line]
         figures = {
             **{name: getattr(evaluation, name) for name in IN_FILE},
+            # Means may hang on a few digits, such as those with a pixel that was never on in training.
+            "elbo_quantiles": {q: float(np.quantile(evaluation.elbos, float(q))) for q in QUANTILES},
             "curves": {name: np.array([line[name] for line in reports]) for name in CURVES if name in reports[-1]},
             **trial.describe(svi, result.params, valid),
             "samples": [encode(image) for image in draw(sample_key, svi, result.params, valid[:DRAWN])],
         }
-        # The rates at the reports give the time of all of the training, that before a restart included.
-        steps = np.diff([0, *(line["step"] for line in reports)])
-        seconds = float(np.sum(steps / [line["steps_per_second"] for line in reports]))
         results.save(
-            _path(trial, folder),
+            _path(trial, folder, samples, digits),
             _settings(trial, samples, digits),
             figures,
-            seconds=seconds + time.perf_counter() - started,
+            seconds=reports[-1]["seconds"] + time.perf_counter() - started,
             by=command,
         )
         known = finished(trial, folder, samples=samples, digits=digits)  # as it is in the file
@@ -235,7 +250,7 @@ def run(
 
 def finished(trial: Trial, folder: Path, *, samples: int = 5_000, digits: int = 10_000) -> dict[str, Any] | None:
     """The figures in a trial's result file, None if it has not been run."""
-    return results.read(_path(trial, folder), _settings(trial, samples, digits))
+    return results.read(_path(trial, folder, samples, digits), _settings(trial, samples, digits))
 
 
 def sweep(
@@ -282,10 +297,9 @@ def sweep(
     ) as bar:
         while jobs:
             for trial in [trial for trial, job in jobs.items() if job.done()]:
-                job = jobs.pop(trial)
-                if (error := job.exception()) is None:
-                    figures[trial] = job.result()
-                else:
+                try:
+                    figures[trial] = jobs.pop(trial).result()
+                except (Exception, CancelledError) as error:
                     failed[trial.name] = error
             reached = sum(_reached(trial, runs) if known is None else trial.steps for trial, known in figures.items())
             bar.update(reached - bar.n)
@@ -294,8 +308,8 @@ def sweep(
     if failed:
         listed = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
         raise RuntimeError(
-            f"{len(failed)} of {len(figures)} trials did not finish ({listed}); start the same again, and they go on "
-            "from their checkpoints."
+            f"{len(failed)} of {len(figures)} trials did not finish ({listed}); those that were interrupted go on "
+            "from their checkpoints when you start the same again."
         ) from next(iter(failed.values()))
     return {trial: known for trial, known in figures.items() if known is not None}
 
@@ -333,8 +347,8 @@ def encode(image: np.ndarray) -> str:
     return base64.b64encode(np.round(255 * image).astype(np.uint8).tobytes()).decode()
 
 
-def _path(trial: Trial, folder: Path) -> Path:
-    return folder / f"{trial.name}.json"
+def _path(trial: Trial, folder: Path, samples: int, digits: int) -> Path:
+    return folder / f"{trial.name}-{digits}x{samples}.json"
 
 
 def _settings(trial: Trial, samples: int, digits: int) -> dict[str, Any]:
@@ -356,17 +370,26 @@ def _reached(trial: Trial, runs: Path) -> int:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Wait until no other process is in here; the lock goes with the process that holds it, however that ends."""
+    import fcntl  # not on Windows, where the rest of the command line runs
+
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
+_told = threading.Event()  # in a worker: that it is to begin nothing more
+
+
 def _until_told(function: Any, *args: Any, **kwargs: Any) -> Any:
+    # A worker that ended here would break the pool, which ends the others in the middle of their saving.
+    if _told.is_set():
+        raise RuntimeError("told to stop")
     try:
         return function(*args, **kwargs)
-    except (KeyboardInterrupt, SystemExit):
-        os._exit(1)  # the pool would hand the worker the next trial
+    except (KeyboardInterrupt, SystemExit) as error:
+        _told.set()
+        raise RuntimeError("told to stop") from error
 
 
 def _start_worker() -> None:
@@ -375,6 +398,7 @@ def _start_worker() -> None:
         f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     )
     jax.config.update("jax_num_cpu_devices", 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
 
 
