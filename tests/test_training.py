@@ -191,10 +191,12 @@ def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> N
     folder.close()
 
 
+@pytest.mark.xdist_group("processes")
 def test_nothing_is_lost_by_kill(tmp_path: Path) -> None:
     faults.kill(tmp_path, times=2)
 
 
+@pytest.mark.xdist_group("processes")
 def test_sigterm_saves_and_exits(tmp_path: Path) -> None:
     faults.kill(tmp_path, times=1, number=signal.SIGTERM)
 
@@ -321,6 +323,7 @@ def bits_printed(printed: list[str]) -> list[list[str]]:
     return [[line for line in text.splitlines() if line.startswith("bits ")] for text in printed]
 
 
+@pytest.mark.xdist_group("processes")
 def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path: Path) -> None:
     printed, ended = two_processes(tmp_path / "alone")
     assert ended == [0, 0], printed

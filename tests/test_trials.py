@@ -30,7 +30,8 @@ ENVIRONMENT = {  # of worker processes: one core, and what one has compiled the 
 }
 
 
-pytestmark = pytest.mark.usefixtures("digits")
+# With the other tests that start processes of their own, on one worker: they would starve each other.
+pytestmark = [pytest.mark.usefixtures("digits"), pytest.mark.xdist_group("processes")]
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
@@ -89,7 +90,9 @@ def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, t
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # as a terminal has it
     )
     try:
-        wait_for(lambda: len(list(tmp_path.glob("runs/table-1/*/metrics.jsonl"))) == 2, "two workers in training")
+        begun = "runs/table-1/*/metrics.jsonl"
+        wait_for(lambda: running.poll() is not None or len(list(tmp_path.glob(begun))) == 2, "two workers in training")
+        assert running.poll() is None
         time.sleep(2)
         if how == signal.SIGINT:
             os.killpg(running.pid, how)  # a terminal tells all of them
@@ -192,11 +195,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=[4, pytest.param(8, marks=pytest.mark.nightly)])
+def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory, request: Any) -> dict[str, Any]:
+    """What trials come to when they are left alone."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with cluster.get_client() as client:
-        trials.sweep(EIGHT, folder, folder / "runs", client.get_executor(), **SIZE)
+        trials.sweep(EIGHT[: request.param], folder, folder / "runs", client.get_executor(), **SIZE)
     return figures_in(folder)
 
 
@@ -234,10 +238,11 @@ def test_killed_workers_lose_nothing(cluster: Any, undisturbed: dict[str, Any], 
 
         killer = threading.Thread(target=kill)
         killer.start()
-        found = trials.sweep(EIGHT, tmp_path, tmp_path / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
+        these = EIGHT[: len(undisturbed)]
+        found = trials.sweep(these, tmp_path, tmp_path / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
         killer.join()
     assert len(set(killed)) == 2
-    assert len(found) == 8
+    assert len(found) == len(these)
     assert figures_in(tmp_path) == undisturbed
 
 
@@ -252,17 +257,17 @@ def holders(runs: Path) -> dict[int, Path]:
     return held
 
 
-FOUR = EIGHT[:4]
+THREE = EIGHT[:3]
 DRIVER = """
 import sys
 from pathlib import Path
 from distributed import Client
 from proxvi.experiments.trials import sweep
-from test_trials import FOUR, SIZE
+from test_trials import SIZE, THREE
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
     with Client(sys.argv[1]) as client:
-        sweep(FOUR, folder, folder / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
+        sweep(THREE, folder, folder / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
 """
 
 
@@ -273,9 +278,9 @@ def test_a_killed_driver_goes_on_where_it_was(cluster: Any, undisturbed: dict[st
     driver.kill()
     driver.wait()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
-    assert 0 < len(before) < 4
+    assert 0 < len(before) < 3
     subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=300)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert figures_in(tmp_path) == {
-        name: undisturbed[name] for name in (trials._path(t, tmp_path, 30, 20).name for t in FOUR)
+        name: undisturbed[name] for name in (trials._path(t, tmp_path, 30, 20).name for t in THREE)
     }

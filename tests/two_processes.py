@@ -24,7 +24,7 @@ def fit(num_steps, data, batch_size=None, **options):
 if __name__ == "__main__":
     port, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", 2, number, heartbeat_timeout_seconds=10)
+    jax.distributed.initialize(f"localhost:{port}", 2, number, heartbeat_timeout_seconds=20)
     mesh = jax.make_mesh((4,), ("data",))
     rows = faults.data()
     fit(100, rows, 100, mesh=mesh, metrics_file=f"{folder}-arrays.jsonl")

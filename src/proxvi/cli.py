@@ -18,18 +18,20 @@ def main() -> None:
         raise SystemExit("the command line needs tyro: pip install 'proxvi[cli]'") from error
     import jax
 
-    from proxvi.experiments import autoencoders, belief_networks, figure_1, logistic
     from proxvi.experiments.results import cores
 
-    if "JAX_NUM_CPU_DEVICES" not in os.environ:  # one a core, over which `multistart` spreads its work
+    if (
+        "JAX_NUM_CPU_DEVICES" not in os.environ
+    ):  # one a core, over which `multistart` spreads its work; before any array
         jax.config.update("jax_num_cpu_devices", cores())
+    from proxvi.experiments import autoencoders, belief_networks, figure_1
+
     experiments = {
         "figure-1": figure_1.reproduce,
         "figure-1-settings": figure_1.reproduce_settings,
         "table-1": belief_networks.reproduce_table_1,
         "table-2": belief_networks.reproduce_table_2,
         "table-3": autoencoders.reproduce_table_3,
-        "logistic-regression": logistic.reproduce,
     }
     named = (Annotated[Any, tyro.conf.subcommand(name, constructor=f)] for name, f in experiments.items())
     choices = Union[tuple(named)]  # noqa: UP007, they are known only now
