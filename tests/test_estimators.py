@@ -317,7 +317,7 @@ def test_warm_up_refuses_score_functions_and_numbers(elbo: ELBO) -> None:
     with pytest.raises(TypeError, match=r"`elbo` must be Trace_ELBO or TraceMeanField_ELBO, got"):
         proxvi.WarmUpELBO(elbo, lambda step: 1.0)
     with pytest.raises(TypeError, match=r"`weight` must be an Optax schedule, got 0\.5"):
-        proxvi.WarmUpELBO(Trace_ELBO(), 0.5)  # pyright: ignore[reportArgumentType]
+        proxvi.WarmUpELBO(Trace_ELBO(), 0.5)
 
 
 def test_one_particle_has_no_others() -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpyro
-import optax
 from jax import Array
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
@@ -96,7 +95,7 @@ class WarmUpELBO(TemperedELBO):
         1
     """
 
-    def __init__(self, elbo: ELBO, weight: optax.Schedule) -> None:
+    def __init__(self, elbo: ELBO, weight: Any) -> None:
         if type(elbo) not in (Trace_ELBO, TraceMeanField_ELBO):
             # A score function knows no weight of 0.
             raise TypeError(
