@@ -24,7 +24,7 @@ def main() -> None:
         "JAX_NUM_CPU_DEVICES" not in os.environ
     ):  # one a core, over which `multistart` spreads its work; before any array
         jax.config.update("jax_num_cpu_devices", cores())
-    from proxvi.experiments import autoencoders, belief_networks, figure_1
+    from proxvi.experiments import autoencoders, belief_networks, figure_1, logistic
 
     experiments = {
         "figure-1": figure_1.reproduce,
@@ -32,6 +32,7 @@ def main() -> None:
         "table-1": belief_networks.reproduce_table_1,
         "table-2": belief_networks.reproduce_table_2,
         "table-3": autoencoders.reproduce_table_3,
+        "logistic-regression": logistic.reproduce,
     }
     named = (Annotated[Any, tyro.conf.subcommand(name, constructor=f)] for name, f in experiments.items())
     choices = Union[tuple(named)]  # noqa: UP007, they are known only now

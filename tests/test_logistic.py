@@ -1,0 +1,39 @@
+"""Logistic regression: the ELBO against sampling, and all methods at one optimum."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+
+from proxvi.experiments import logistic as experiment
+from proxvi.models import logistic
+from proxvi.models.logistic import Weights
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_the_elbo_is_that_of_samples(temperature: float) -> None:
+    keys = jax.random.split(KEY, 4)
+    x, y = jax.random.normal(keys[0], (20, 4)), jax.random.bernoulli(keys[1], 0.4, (20,)).astype(jnp.float32)
+    params = Weights(jax.random.normal(keys[2], (4,)), jnp.array([-1.0, 0.0, 0.5, -2.0]))
+    q, samples = logistic.posterior(params), 200_000
+    w = jax.vmap(q.sample)(jax.random.split(keys[3], samples))
+    log_joint = dist.Bernoulli(logits=w @ x.T).log_prob(y[None]).sum(1) + dist.Normal(0.0, 1.0).log_prob(w).sum(1)
+    values = np.asarray(log_joint - temperature * jax.vmap(q.log_prob)(w), np.float64)
+    error = values.std() / samples**0.5
+    assert abs(values.mean() - float(logistic.elbo(params, x, y, temperature))) < 4 * error
+
+
+def test_methods_end_at_the_one_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: experiment.METHODS[name] for name in ("VI", "PVI, KL", "KL-proximal steps")}  # all: by the command
+    monkeypatch.setattr(experiment, "METHODS", few)
+    printed = experiment.reproduce(tmp_path, starts=1)
+    rows = dict(re.findall(r"^\| (\S.*?) \| 1 \| .* \| (−?[0-9.]+) \|$", printed, re.MULTILINE))
+    assert set(rows) == set(experiment.METHODS)
+    assert max(abs(float(gap.replace("−", "-"))) for gap in rows.values()) < 0.1
+    assert experiment.reproduce(tmp_path, starts=1) == printed  # from the files
