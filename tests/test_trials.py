@@ -17,7 +17,7 @@ import distributed
 import numpy as np
 import pytest
 
-from proxvi.experiments import belief_networks, trials
+from proxvi.experiments import belief_networks, sweeps, trials
 from proxvi.experiments.belief_networks import Grid, Trial
 
 SIZE: dict[str, Any] = {"samples": 30, "digits": 20}
@@ -81,7 +81,7 @@ def test_of_two_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest
     "how", [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.nightly) for how in (signal.SIGTERM, signal.SIGKILL))]
 )
 def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("proxvi"), "reproduce", "table-1", "--scale", "0.05"]
+    command = [Path(sys.executable).with_name("proxvi"), "reproduce", "table-1", "--scale", "0.05", "--workers", "2"]
     running = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -132,7 +132,7 @@ def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
 
     two = [ONE, Trial("PVI, entropy", "bad", units=(5,), steps=1_000, seed=1)]
     with pytest.raises(RuntimeError, match=rf"1 of 2 trials did not finish \({two[1].name}: MemoryError: no room\)"):
-        trials.sweep(two, tmp_path, tmp_path, Broken(), **SIZE)
+        sweeps.sweep(two, tmp_path, tmp_path, Broken(), **SIZE)
     assert trials.finished(ONE, tmp_path, **SIZE) is not None
 
 
@@ -144,7 +144,7 @@ def test_the_options_are_checked_before_hours_of_training() -> None:
         ({"workers": 0}, r"`workers` must be an integer of at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            trials.Options(**options)
+            sweeps.Options(**options)
 
 
 def test_the_grid_says_what_it_does_not_know() -> None:
@@ -200,7 +200,7 @@ def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory, request:
     """What trials come to when they are left alone."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with cluster.get_client() as client:
-        trials.sweep(EIGHT[: request.param], folder, folder / "runs", client.get_executor(), **SIZE)
+        sweeps.sweep(EIGHT[: request.param], folder, folder / "runs", client.get_executor(), **SIZE)
     return figures_in(folder)
 
 
@@ -239,7 +239,7 @@ def test_killed_workers_lose_nothing(cluster: Any, undisturbed: dict[str, Any], 
         killer = threading.Thread(target=kill)
         killer.start()
         these = EIGHT[: len(undisturbed)]
-        found = trials.sweep(these, tmp_path, tmp_path / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
+        found = sweeps.sweep(these, tmp_path, tmp_path / "runs", client.get_executor(), checkpoint_every=0.3, **SIZE)
         killer.join()
     assert len(set(killed)) == 2
     assert len(found) == len(these)
@@ -262,7 +262,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from distributed import Client
-from proxvi.experiments.trials import sweep
+from proxvi.experiments.sweeps import sweep
 from test_trials import SIZE, THREE
 if __name__ == "__main__":
     folder = Path(sys.argv[2])

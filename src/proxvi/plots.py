@@ -87,7 +87,7 @@ def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> 
         low = np.min(ordered) - 0.05 * (best - np.min(ordered)) - tolerance
         left.set(ylim=(low, best + tolerance + 0.02 * (best - low)), ylabel="ELBO", title=name)
         right.set(title=f"{good.sum() / len(elbos):.0%} of {len(elbos)} starts within {tolerance:g} nats of the best")
-        right.legend(fontsize="small")
+        right.legend(fontsize="small", loc="lower right")  # where the sorted points are not
     panels[-1, 0].set_xlabel("step")
     panels[-1, 1].set_xlabel("start, by final ELBO")
     _save(figure, path)

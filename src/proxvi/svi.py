@@ -15,6 +15,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 from numpyro.optim import Minimize
 
+from proxvi._checks import check_integer
 from proxvi._penalised import Penalised
 from proxvi.constraint import Proximity, share
 from proxvi.tempered import TemperedELBO
@@ -254,8 +255,7 @@ class ProximitySVI(SVI):
         Warns:
             UserWarning: if a constraint still makes up more than 1% of the gradient at the end.
         """
-        if num_steps < 1:
-            raise ValueError(f"`num_steps` must be a positive integer, got {num_steps}; one is one step.")
+        check_integer("num_steps", num_steps, remedy="1 is one step")
         state = init_state
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)

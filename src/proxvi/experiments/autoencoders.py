@@ -18,8 +18,9 @@ from proxvi import plots
 from proxvi._checks import check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
-from proxvi.experiments.methods import held
-from proxvi.experiments.trials import Options, active_units, decode, encode
+from proxvi.experiments.methods import check_known, held
+from proxvi.experiments.sweeps import Options
+from proxvi.experiments.trials import active_units, approximation, decode, encode
 from proxvi.models.vae import autoencoder, encoder_weights
 
 __all__ = ["METHODS", "STEPS", "Grid", "Trial", "report", "reproduce_table_3"]
@@ -69,12 +70,12 @@ class Trial:
 
     def measure(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
         """Entropy of the approximation, and its divergence from the prior, in nats of a digit."""
-        q = _posterior(svi, params, digits)
+        q = approximation(svi, params, digits, "z")
         return {"entropy": jnp.mean(q.entropy()), "kl": jnp.mean(jnp.sum(_divergences(q), axis=-1))}
 
     def describe(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
         """Whether dimensions have collapsed, and some reconstructions."""
-        q = _posterior(svi, params, digits)
+        q = approximation(svi, params, digits, "z")
         first = digits[:SHOWN]
         model = handlers.substitute(svi.model, {**params, "z": q.mean[:SHOWN]})
         means = handlers.trace(model).get_trace(first)["x"]["fn"].mean
@@ -84,11 +85,6 @@ class Trial:
             "digits": [encode(image) for image in first],
             "reconstructions": [encode(image) for image in np.asarray(means)],
         }
-
-
-def _posterior(svi: Any, params: dict[str, Any], digits: np.ndarray) -> dist.Distribution:
-    guide = handlers.seed(handlers.substitute(svi.guide, params), jax.random.key(0))
-    return handlers.trace(guide).get_trace(digits)["z"]["fn"]
 
 
 def _divergences(q: Any) -> Any:
@@ -140,8 +136,7 @@ class Grid:
     def trials(self) -> list[Trial]:
         """All combinations; the magnitude is the orthogonal constraint's alone."""
         check_number("scale", self.scale, above=0.0, remedy="1 is the paper's 50,000 steps")
-        if unknown := set(self.methods) - set(METHODS):
-            raise ValueError(f"`methods` must be of {list(METHODS)}, got {sorted(unknown)}; mind the case.")
+        check_known("methods", self.methods, METHODS)
         steps = max(1, round(self.scale * STEPS))
         return [
             Trial(method, magnitude, steps, seed=seed)
@@ -154,9 +149,8 @@ class Grid:
 def reproduce_table_3(grid: Grid = Grid(), how: Options = Options()) -> str:  # noqa: B008, both are frozen
     """A variational autoencoder on binarised MNIST, by VI and PVI with the orthogonal constraint and others.
 
-    A trial takes about 5 minutes of one core to train and 10 to evaluate. Each writes a result file; what is there
-    already is not run again, and what was interrupted goes on from its checkpoint. The table and plots are of all
-    result files in the folder.
+    Each trial writes a result file; what is there already is not run again, and what was interrupted goes on from its
+    checkpoint. The table and plots are of all result files in the folder.
     """
     how.run("table-3", grid.trials())
     return report(how.results / "table-3")

@@ -6,10 +6,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import optax
 
 import proxvi
@@ -17,8 +15,9 @@ from proxvi import plots
 from proxvi._checks import check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
-from proxvi.experiments.methods import falls, held
-from proxvi.experiments.trials import Options, active_units, decode
+from proxvi.experiments.methods import check_known, falls, held
+from proxvi.experiments.sweeps import Options
+from proxvi.experiments.trials import active_units, approximation, decode
 from proxvi.models.sbn import BAD, GOOD, belief_network
 
 __all__ = ["METHODS", "STEPS", "Grid", "Trial", "report", "reproduce_table_1", "reproduce_table_2"]
@@ -69,15 +68,11 @@ class Trial:
 
     def measure(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
         """Entropy of the first layer, in nats of a digit: whether the approximation is alive."""
-        guide = numpyro.handlers.seed(numpyro.handlers.substitute(svi.guide, params), jax.random.key(0))
-        trace = numpyro.handlers.trace(guide).get_trace(digits)
-        return {"entropy": jnp.mean(proxvi.entropy(trace["z1"]["fn"], total=True))}
+        return {"entropy": jnp.mean(proxvi.entropy(approximation(svi, params, digits, "z1"), total=True))}
 
     def describe(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
         """How many units of the first layer are alive: their probabilities vary from digit to digit."""
-        guide = numpyro.handlers.seed(numpyro.handlers.substitute(svi.guide, params), jax.random.key(0))
-        on = numpyro.handlers.trace(guide).get_trace(digits)["z1"]["fn"].mean
-        return {"active_units": active_units(on)}
+        return {"active_units": active_units(approximation(svi, params, digits, "z1").mean)}
 
 
 METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {
@@ -125,9 +120,8 @@ class Grid:
     def trials(self, units: tuple[int, ...]) -> list[Trial]:
         """All combinations; the decay means nothing to VI, which runs once."""
         check_number("scale", self.scale, above=0.0, remedy="1 is the paper's 4 million steps")
-        for name, given, known in (("methods", self.methods, METHODS), ("starts", self.starts, STARTS)):
-            if unknown := set(given) - set(known):
-                raise ValueError(f"`{name}` must be of {list(known)}, got {sorted(unknown)}; mind the case.")
+        check_known("methods", self.methods, METHODS)
+        check_known("starts", self.starts, STARTS)
         steps = max(1, round(self.scale * STEPS))
         trials = (
             Trial(method, start, units, steps, gamma=1e-10 if method == "VI" else gamma, seed=seed)

@@ -38,8 +38,11 @@ def cores() -> int:
 
 def save(
     path: Path, settings: dict[str, Any], figures: dict[str, Any], *, seconds: float, by: str | None = None
-) -> None:
-    """Write a result file, with the command that it is made by (None for that of this process); whole or not at all."""
+) -> dict[str, Any]:
+    """Write a result file, with the command that it is made by (None for that of this process); whole or not at all.
+
+    Returns the figures as they are in the file, so that a second look shows the same.
+    """
     devices = f"{cores()} cores, {jax.device_count()} {jax.default_backend()} devices"
     record = {
         "protocol": PROTOCOL,
@@ -52,8 +55,10 @@ def save(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(record, default=_plain) + "\n")
+    text = json.dumps(record, default=_plain)
+    fresh.write_text(text + "\n")
     fresh.replace(path)
+    return json.loads(text)["figures"]
 
 
 def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,33 +1,36 @@
-"""Trials: train, evaluate, write one result file; and sweeps over many of them, on any executor."""
+"""Trials: train, evaluate, write one result file; killed at any time, each goes on where it was."""
 
 import base64
 import json
-import os
-import signal
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import CancelledError, ProcessPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from multiprocessing import active_children, get_context, parent_process
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-import tqdm
 from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 import proxvi
-from proxvi._checks import check_integer
 from proxvi.datasets import BinarizedMNIST, binarized_mnist
 from proxvi.experiments import results
 
-__all__ = ["OneCoreEach", "Options", "Trial", "active_units", "decode", "encode", "finished", "run", "sweep", "train"]
+__all__ = [
+    "Trial",
+    "active_units",
+    "approximation",
+    "decode",
+    "encode",
+    "finished",
+    "metrics",
+    "run",
+    "train",
+]
 
 REPORTS, LEAST = 200, 500  # reports in a run, and steps between two: one costs as much as some twenty steps
 WATCHED = 1_000  # digits of the validation set whose ELBO and statistics are reported during training
@@ -46,73 +49,6 @@ IN_FILE = (  # of an evaluation
 QUANTILES = ("0.01", "0.1", "0.5", "0.9", "0.99")  # of the ELBOs of digits
 ONE_AT_A_TIME = threading.Lock()  # in a process: NumPyro's handlers are a global stack, which threads would share
 DRAWN = 20  # samples of the trained model that are kept to be looked at
-
-
-@dataclass(frozen=True)
-class Options:
-    """Where and how the trials of a table are run.
-
-    Args:
-        results: the result files, the table and the plots go to a folder of the table's name in it.
-        runs: checkpoints and metrics, the same.
-        samples: of the guide for each digit of the evaluation.
-        digits: of the validation set in the evaluation.
-        checkpoint_every: seconds.
-        workers: processes on this machine; None for as many as cores.
-        dask: address of the scheduler of a Dask cluster to run on, in place of processes.
-        resume: go on with trials that were interrupted; otherwise they are refused.
-    """
-
-    results: Path = Path("results")
-    runs: Path = Path("runs")
-    samples: int = 5_000
-    digits: int = 10_000
-    checkpoint_every: float = 300.0
-    workers: int | None = None
-    dask: str | None = None
-    resume: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse what would fail, or mean something else, after hours of training."""
-        check_integer("samples", self.samples, at_least=2, remedy="the error comes from their spread")
-        check_integer("digits", self.digits, remedy="10,000 is all of the validation set")
-        if self.digits > 10_000:
-            raise ValueError(
-                f"`digits` must be at most 10,000, all of the validation set, got {self.digits}; lower it."
-            )
-        if self.workers is not None:
-            check_integer("workers", self.workers, remedy="leave it out for as many as cores")
-
-    def run(self, name: str, trials: "Iterable[Trial]") -> "dict[Trial, dict[str, Any]]":
-        """Sweep over the trials of the table of that name."""
-        folder, runs, trials = self.results / name, self.runs / name, list(trials)
-        size: dict[str, Any] = {"samples": self.samples, "digits": self.digits}
-        begun = [t.name for t in trials if (runs / t.name).exists() and finished(t, folder, **size) is None]
-        if begun and not self.resume:
-            raise ValueError(f"`resume` must be True to go on with {begun} in {runs}, got False; or take other `runs`.")
-        with self._executor() as executor:
-            return sweep(trials, folder, runs, executor, **size, checkpoint_every=self.checkpoint_every)
-
-    @contextmanager
-    def _executor(self) -> Iterator[Any]:
-        if self.dask is None:
-            others = set(active_children())
-            executor = OneCoreEach(self.workers or results.cores())
-            try:
-                yield executor
-            except BaseException:  # Ctrl-C, for example: the workers save what they have, and begin nothing more
-                executor.shutdown(wait=False, cancel_futures=True)
-                for worker in set(active_children()) - others:
-                    worker.terminate()
-                raise
-            executor.shutdown()
-        else:
-            try:
-                from distributed import Client
-            except ImportError as error:
-                raise ImportError("a Dask cluster needs distributed: pip install 'proxvi[sweep]'.") from error
-            with Client(self.dask) as client:
-                yield client.get_executor()
 
 
 @runtime_checkable
@@ -137,6 +73,16 @@ class Trial(Protocol):
         ...
 
     @property
+    def gamma(self) -> float:
+        """The factor by which a magnitude or temperature falls over the steps."""
+        ...
+
+    @property
+    def decay(self) -> float:
+        """Of the moving average that a constraint holds on to."""
+        ...
+
+    @property
     def seed(self) -> int:
         """Of everything."""
         ...
@@ -155,17 +101,17 @@ class Trial(Protocol):
 
 
 def train(
-    trial: Trial, runs: Path, *, checkpoint_every: float = 300.0, progress: bool | None = None
+    trial: Trial, digits: BinarizedMNIST, runs: Path, *, checkpoint_every: float = 300.0, progress: bool | None = None
 ) -> tuple[SVI, SVIRunResult]:
     """Train; resumes from its checkpoint if there is one.
 
     Args:
         trial: what to train.
+        digits: to train on, and to look at on the way.
         runs: checkpoints and metrics go to a folder of the trial's name in it.
         checkpoint_every: seconds.
         progress: as for `fit`.
     """
-    digits = binarized_mnist()
     svi, watched = trial.svi(digits), digits.valid[:WATCHED]
     result = proxvi.fit(
         svi,
@@ -219,15 +165,16 @@ def run(
         known = finished(trial, folder, samples=samples, digits=digits)
         if known is not None:
             return known
-        svi, result = train(trial, runs, checkpoint_every=checkpoint_every, progress=progress)
+        data = binarized_mnist()
+        svi, result = train(trial, data, runs, checkpoint_every=checkpoint_every, progress=progress)
         started = time.perf_counter()
         # Training takes the seed's own key, and JAX's `split` is a `fold_in` of small numbers: this is none of them.
         key, sample_key = jax.random.split(jax.random.fold_in(jax.random.key(trial.seed), 1_000_003))
-        valid = binarized_mnist().valid[:digits]
+        valid = data.valid[:digits]
         evaluation = proxvi.evaluate(
             key, svi.model, svi.guide, result.params, valid, num_samples=samples, progress=progress
         )
-        reports = [line for line in _metrics(trial, runs) if "elbo" in line]
+        reports = [line for line in metrics(trial, runs) if "elbo" in line]
         figures = {
             **{name: getattr(evaluation, name) for name in IN_FILE},
             # Means may hang on a few digits, such as those with a pixel that was never on in training.
@@ -236,16 +183,13 @@ def run(
             **trial.describe(svi, result.params, valid),
             "samples": [encode(image) for image in draw(sample_key, svi, result.params, valid[:DRAWN])],
         }
-        results.save(
+        return results.save(
             _path(trial, folder, samples, digits),
             _settings(trial, samples, digits),
             figures,
             seconds=reports[-1]["seconds"] + time.perf_counter() - started,
             by=command,
         )
-        known = finished(trial, folder, samples=samples, digits=digits)  # as it is in the file
-        assert known is not None
-        return known
 
 
 def finished(trial: Trial, folder: Path, *, samples: int = 5_000, digits: int = 10_000) -> dict[str, Any] | None:
@@ -253,83 +197,17 @@ def finished(trial: Trial, folder: Path, *, samples: int = 5_000, digits: int = 
     return results.read(_path(trial, folder, samples, digits), _settings(trial, samples, digits))
 
 
-def sweep(
-    trials: Iterable[Trial],
-    folder: Path,
-    runs: Path,
-    executor: Any,
-    *,
-    samples: int = 5_000,
-    digits: int = 10_000,
-    checkpoint_every: float = 300.0,
-    progress: bool | None = None,
-) -> dict[Trial, dict[str, Any]]:
-    """Run trials that are not finished yet on an executor, and wait for all.
-
-    Args:
-        trials: what to run.
-        folder: where the result files go; all workers must see it.
-        runs: where checkpoints go, the same.
-        executor: with the `submit` of `concurrent.futures`: a pool of processes, `dask.distributed`'s
-            `client.get_executor()`, submitit's `AutoExecutor`.
-        samples: as for `run`.
-        digits: as for `run`.
-        checkpoint_every: as for `run`.
-        progress: whether to show a progress bar, over the steps of all trials; None does on a terminal.
-
-    Returns:
-        The figures of each.
-
-    Raises:
-        RuntimeError: if some did not finish; the others did, and a second sweep goes on with the rest.
-    """
-    size: dict[str, Any] = {"samples": samples, "digits": digits}
-    options = {**size, "checkpoint_every": checkpoint_every, "progress": False, "command": results.command()}
-    figures = {trial: finished(trial, folder, **size) for trial in dict.fromkeys(trials)}
-    jobs = {
-        trial: executor.submit(run, trial, folder.absolute(), runs.absolute(), **options)
-        for trial, known in figures.items()
-        if known is None
-    }
-    failed: dict[str, BaseException] = {}
-    with tqdm.tqdm(
-        total=sum(trial.steps for trial in figures), unit="step", disable=None if progress is None else not progress
-    ) as bar:
-        while jobs:
-            for trial in [trial for trial, job in jobs.items() if job.done()]:
-                try:
-                    figures[trial] = jobs.pop(trial).result()
-                except (Exception, CancelledError) as error:
-                    failed[trial.name] = error
-            reached = sum(_reached(trial, runs) if known is None else trial.steps for trial, known in figures.items())
-            bar.update(reached - bar.n)
-            bar.set_postfix_str(f"{sum(f is not None for f in figures.values())} of {len(figures)} trials finished")
-            time.sleep(min(1.0, 0.1 * len(jobs)))
-    if failed:
-        listed = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
-        raise RuntimeError(
-            f"{len(failed)} of {len(figures)} trials did not finish ({listed}); those that were interrupted go on "
-            "from their checkpoints when you start the same again."
-        ) from next(iter(failed.values()))
-    return {trial: known for trial, known in figures.items() if known is not None}
-
-
-class OneCoreEach(ProcessPoolExecutor):
-    """Processes on this machine that compute with one thread each: as many as cores keep all of them busy."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers, mp_context=get_context("spawn"), initializer=_start_worker)
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """As in `concurrent.futures`; a worker that is told to stop does."""
-        return super().submit(_until_told, fn, *args, **kwargs)
-
-
 def draw(key: Any, svi: SVI, params: dict[str, Any], like: np.ndarray) -> np.ndarray:
     """Probabilities of the pixels of as many digits, sampled from the trained model, as `like` has."""
     model = handlers.substitute(handlers.seed(handlers.uncondition(svi.model), key), data=params)
     with jax.numpy_rank_promotion("allow"):  # NumPyro broadcasts a prior over the rows
         return np.asarray(handlers.trace(model).get_trace(like)["x"]["fn"].mean)
+
+
+def approximation(svi: SVI, params: dict[str, Any], digits: np.ndarray, site: str) -> Any:
+    """The distribution of a site of the trained guide; of layers above the first, given a sample of those below."""
+    guide = handlers.substitute(handlers.seed(svi.guide, jax.random.key(0)), data=params)
+    return handlers.trace(guide).get_trace(digits)[site]["fn"]
 
 
 def active_units(means: Any) -> int:
@@ -355,16 +233,10 @@ def _settings(trial: Trial, samples: int, digits: int) -> dict[str, Any]:
     return {**asdict(trial), "samples": samples, "digits": digits}
 
 
-def _metrics(trial: Trial, runs: Path) -> list[dict[str, Any]]:
+def metrics(trial: Trial, runs: Path) -> list[dict[str, Any]]:
+    """What training has reported so far, a line each."""
     path = runs / trial.name / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _reached(trial: Trial, runs: Path) -> int:
-    try:
-        return max((line["step"] for line in _metrics(trial, runs)), default=0)
-    except json.JSONDecodeError:  # a line is being written
-        return 0
 
 
 @contextmanager
@@ -376,37 +248,3 @@ def _alone(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-_told = threading.Event()  # in a worker: that it is to begin nothing more
-
-
-def _until_told(function: Any, *args: Any, **kwargs: Any) -> Any:
-    # A worker that ended here would break the pool, which ends the others in the middle of their saving.
-    if _told.is_set():
-        raise RuntimeError("told to stop")
-    try:
-        return function(*args, **kwargs)
-    except (KeyboardInterrupt, SystemExit) as error:
-        _told.set()
-        raise RuntimeError("told to stop") from error
-
-
-def _start_worker() -> None:
-    # Before the first computation, when XLA reads it; JAX itself has read its own settings already.
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    )
-    jax.config.update("jax_num_cpu_devices", 1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    threading.Thread(target=_end_with_the_driver, daemon=True).start()
-
-
-def _end_with_the_driver() -> None:
-    """A worker whose driver was killed would wait for work forever."""
-    driver = parent_process()
-    assert driver is not None
-    driver.join()
-    os.kill(os.getpid(), signal.SIGTERM)  # training saves
-    time.sleep(30.0)
-    os._exit(1)
