@@ -13,6 +13,7 @@ declare -A arguments=(
     [memory]=""
     [starts]=""
     [sbn_speed]=""
+    [vae_speed]=""
     [evaluation_speed]=""
     [faults]="all --folder runs/faults"
 )

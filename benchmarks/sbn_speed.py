@@ -3,7 +3,6 @@
 taskset -c 1 python benchmarks/sbn_speed.py
 """
 
-import argparse
 import os
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
@@ -12,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 import optax
-from timing import HEADER, compare, flops, row
+from timing import scan, training_speeds
 
 import proxvi
 from proxvi.models import sbn
 from proxvi.models.bernoulli import softplus
 
 PIXELS, UNITS, BATCH, PARTICLES = 784, 200, 20, 5
-ITERATIONS = 4_000_000  # of the paper's runs; its authors report half a day for one, on a GPU
+ITERATIONS = 4_000_000  # of the paper's runs
 ADAM = optax.adam(1e-3, eps=1e-6)
 
 
@@ -77,19 +76,7 @@ def numpyros(steps, batch):
         sbn.Bernoulli = ours
 
 
-def scan(step, start, steps, batch):
-    """Compiled here, so that what is patched meanwhile is in it."""
-    run = jax.jit(lambda start, batch: jax.lax.scan(lambda s, _: step(s, batch), start, length=steps))
-    compiled = run.lower(start, batch).compile()
-    return lambda: compiled(start, batch), flops(step, start, batch)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=40, help="steps of each variant in a round")
-    parser.add_argument("--copies", type=int, default=3, help="how often each variant is compiled")
-    arguments = parser.parse_args()
     batch = jax.random.bernoulli(jax.random.key(1), 0.13, (BATCH, PIXELS)).astype(jnp.float32)
     entropy = proxvi.Proximity(
         proxvi.entropy,
@@ -103,23 +90,8 @@ def main():
         "NumPyro's Bernoulli": numpyros,
         "3 layers, no constraint": lambda *args: inference(*args, units=(UNITS,) * 3),
     }
-    work = {}
-
-    def builder(name, make):
-        def build():
-            run, work[name] = make(arguments.steps, batch)
-            return run
-
-        return build
-
-    variants = {name: builder(name, make) for name, make in makers.items()}
-    results = compare(variants, rounds=arguments.rounds, steps=arguments.steps, copies=arguments.copies)
-    work["bare JAX, again"] = work["bare JAX"]
-    print(HEADER, f"{'MFLOP':>7} {'hours':>6}")
-    for name, (seconds, ratios) in results.items():
-        more = f"{work[name] / work['bare JAX']:.3f}"
-        print(row(name, seconds, ratios, more), f"{work[name] / 1e6:7.1f} {seconds * ITERATIONS / 3600:6.1f}")
-    print(f"hours: for the paper's {ITERATIONS:,} iterations on this core; its authors report 12 on a P100")
+    training_speeds((__doc__ or "").splitlines()[0], makers, batch, ITERATIONS)
+    print("the authors report half a day on a P100")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ built several times over, the first of them once more as a control, and the cont
 others.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,3 +56,44 @@ def row(name: str, seconds: float, ratios: np.ndarray, more: str = "") -> str:
 
 
 HEADER = f"{'':34} {'ms a step':>9} {'ratio':>7} {'10% to 90%':>14} {'FLOPs':>7}"
+
+
+def scan(step: Callable[..., Any], start: Any, steps: int, batch: Any) -> tuple[Callable[[], Any], float]:
+    """A run of `steps` steps, compiled here, so that what is patched meanwhile is in it; and the FLOPs of one."""
+    run = jax.jit(lambda start, batch: jax.lax.scan(lambda s, _: step(s, batch), start, length=steps))
+    compiled = run.lower(start, batch).compile()
+    return lambda: compiled(start, batch), flops(step, start, batch)
+
+
+def training_speeds(title: str, makers: dict[str, Callable[..., Any]], batch: Any, iterations: int) -> None:
+    """Print a table of training steps over the first of them, with the hours that `iterations` take.
+
+    Args:
+        title: for `--help`.
+        makers: functions of the number of steps and the batch that return what `scan` does.
+        batch: of data.
+        iterations: of a whole run.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40, help="steps of each variant in a round")
+    parser.add_argument("--copies", type=int, default=3, help="how often each variant is compiled")
+    arguments = parser.parse_args()
+    work = {}
+
+    def builder(name, make):
+        def build():
+            run, work[name] = make(arguments.steps, batch)
+            return run
+
+        return build
+
+    variants = {name: builder(name, make) for name, make in makers.items()}
+    results = compare(variants, rounds=arguments.rounds, steps=arguments.steps, copies=arguments.copies)
+    first = next(iter(makers))
+    work[f"{first}, again"] = work[first]
+    print(HEADER, f"{'MFLOP':>7} {'hours':>6}")
+    for name, (seconds, ratios) in results.items():
+        more = f"{work[name] / work[first]:.3f}"
+        print(row(name, seconds, ratios, more), f"{work[name] / 1e6:7.1f} {seconds * iterations / 3600:6.2f}")
+    print(f"hours: for the paper's {iterations:,} iterations on this core")
