@@ -4,9 +4,13 @@
 
 A sigmoid belief network of 16 units learns pictures of bars (8 × 8 pixels, each of 16 bars there or not). Its start
 switches every unit off; the entropy constraint keeps them alive until the weights have found their place.
+
+Started by SLURM (`sbatch examples/slurm.sh`) or Kubernetes (`kubectl apply -f examples/kubernetes.yaml`), its processes
+train together: every batch is split among their devices.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import jax
@@ -43,11 +47,22 @@ def guide(pictures):
         numpyro.sample("z", dist.Bernoulli(logits=pictures @ weights + bias).to_event(1))
 
 
+def join_others():
+    """Find the other processes of this job; those of SLURM JAX finds by itself."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if "JOB_COMPLETION_INDEX" in os.environ:  # an indexed job of Kubernetes
+        number, index = int(os.environ["PROCESSES"]), int(os.environ["JOB_COMPLETION_INDEX"])
+        jax.distributed.initialize(os.environ["COORDINATOR"], number, index)
+    elif "SLURM_STEP_NODELIST" in os.environ:
+        jax.distributed.initialize()
+
+
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="for checkpoints and metrics")
     parser.add_argument("--steps", type=int, default=20_000)
     arguments = parser.parse_args()
+    join_others()
 
     magnitude = optax.exponential_decay(1.0, arguments.steps // 2, 1e-10)
     constraint = proxvi.Proximity(proxvi.entropy, magnitude=magnitude, reference=proxvi.statistic_average())
@@ -63,6 +78,7 @@ def main():
         checkpoints=arguments.folder / "checkpoints",
         checkpoint_every=5.0,
         metrics_file=arguments.folder / "metrics.jsonl",
+        mesh=jax.make_mesh((jax.device_count(),), ("data",)) if jax.device_count() > 1 else None,
     )
     final = -float(result.losses[-100:].mean()) / 50
     print(f"ELBO of a picture: {final:.1f}; the best possible is about {-SIZE * 2 * 0.377:.1f}")

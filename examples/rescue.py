@@ -11,7 +11,6 @@ best ELBO that any of them found; the picture shows them all.
 
 import argparse
 import json
-import os
 import platform
 import re
 import time
@@ -29,6 +28,7 @@ import optax
 from numpyro.infer import SVI
 
 import proxvi
+from proxvi.datasets import binarized_mnist
 
 
 class Problem(NamedTuple):
@@ -75,8 +75,7 @@ def mixture() -> Problem:
 def network() -> Problem:
     """A sigmoid belief network whose start switches every unit off."""
     units, pixels = 50, 784
-    file = Path(os.environ["PROXVI_DATA"]) / "binarized_mnist" / "binarized_mnist_train.amat"
-    data = jnp.asarray(np.loadtxt(file, max_rows=500, dtype=np.float32))
+    data = jnp.asarray(binarized_mnist().train[:500], jnp.float32)
     mean = data.mean(0)
 
     def model(data, kl_weight):

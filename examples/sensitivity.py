@@ -75,15 +75,17 @@ def run(problem: tuple[Any, tuple[Any, ...]], constrained: bool, starts: int, st
 def main() -> dict[str, Any]:
     """Run both, print the reports, save the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    problems = {"mixture": mixture, "network": network}
+    parser.add_argument("--only", nargs="+", choices=problems, default=list(problems), help="which of the two")
     parser.add_argument("--starts", type=int, default=100)
     parser.add_argument("--steps", type=int, default=5_000)
     parser.add_argument("--init-scale", type=float, default=0.1, help="of the autoguide; NumPyro's default is 0.1")
     parser.add_argument("--picture", type=Path, default=None, help="where to save it; needs matplotlib")
     arguments = parser.parse_args()
     runs = {}
-    for name, problem in {"mixture": mixture(), "network": network()}.items():
+    for name in arguments.only:
         for method, constrained in {"VI": False, "PVI, entropy": True}.items():
-            ended = run(problem, constrained, arguments.starts, arguments.steps, arguments.init_scale)
+            ended = run(problems[name](), constrained, arguments.starts, arguments.steps, arguments.init_scale)
             runs[f"{name}, {method}"] = ended
             print(f"{name}, {method}\n{ended.report()}\n", flush=True)
     if arguments.picture is not None:

@@ -1,9 +1,14 @@
 """The examples at smoke size."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import yaml
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -15,9 +20,8 @@ def run(name: str, *arguments: str) -> str:
 
 def test_rescue_of_a_mixture(tmp_path: Path) -> None:
     arguments = ("mixture", "--seeds", "2", "--steps", "20", "--results", str(tmp_path))
-    methods = ("VI", "annealing", "PVI, entropy")
-    printed = run("rescue.py", *arguments, "--only", *methods)
-    assert printed.count(" of 2 |") == 3
+    printed = run("rescue.py", *arguments, "--only", "VI", "PVI, entropy")
+    assert printed.count(" of 2 |") == 2
     saved = json.loads((tmp_path / "mixture-pvi-entropy.json").read_text())
     assert len(saved["elbos"]) == 2
     saved["elbos"] = [-1.0, -1.0]
@@ -39,6 +43,68 @@ def test_long_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_sensitivity_report(tmp_path: Path) -> None:
-    printed = run("sensitivity.py", "--starts", "4", "--steps", "40", "--picture", str(tmp_path / "starts.png"))
-    assert printed.count("of 4 starts end within 2 nats") == 4
+    size = ("--only", "network", "--starts", "4", "--steps", "40")
+    printed = run("sensitivity.py", *size, "--picture", str(tmp_path / "starts.png"))
+    assert printed.count("of 4 starts end within 2 nats") == 2
     assert (tmp_path / "starts.png").stat().st_size > 20_000
+
+
+# In place of a scheduler: starts the command as often as the job's header says, with the variables that SLURM sets.
+SRUN = """#!/usr/bin/env bash
+shift
+for i in 0 1; do
+    SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
+"""
+
+
+@pytest.mark.xdist_group("processes")
+def test_the_slurm_job_trains_in_several_processes(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    places = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": places, "SLURM_JOB_ID": str(os.getpid())}
+    command = ["bash", "examples/slurm.sh", str(tmp_path / "bars"), "--steps", "500"]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = (line for line in done.stdout.splitlines() if line.startswith("ELBO of a picture"))
+    assert first == second
+    assert (tmp_path / "bars" / "checkpoints" / "500").is_dir()
+
+
+@pytest.mark.nightly  # it differs from the SLURM job only in how the processes find each other
+@pytest.mark.xdist_group("processes")
+def test_the_kubernetes_job_trains_in_several_processes(tmp_path: Path) -> None:
+    _, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert int(given["PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, **given, "PROCESSES": "2", "COORDINATOR": f"localhost:{port}"}
+    program, script, option, _ = container["command"]
+    assert program == "python"
+    pods = [
+        subprocess.Popen(
+            [sys.executable, script, option, str(tmp_path), "--steps", "500"],
+            cwd=EXAMPLES.parent,
+            env={**environment, "JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    first, second = (pod.communicate()[0].splitlines()[-1] for pod in pods)
+    assert first.startswith("ELBO of a picture")
+    assert first == second
+
+
+@pytest.mark.xdist_group("processes")
+def test_sweep_by_submitit(tmp_path: Path, digits: None) -> None:  # noqa: ARG001
+    arguments = ("--scale", "1e-6", "--methods", "VI", "--samples", "2", "--digits", "5", "--cluster", "local")
+    printed = run("slurm_sweep.py", *arguments, "--folder", str(tmp_path))
+    assert "| VI | " in printed
+    assert len(list((tmp_path / "results" / "table-1").glob("*.json"))) == 2
+    assert len(list((tmp_path / "runs" / "table-1" / "jobs").glob("*_result.pkl"))) == 2  # each was a job of its own

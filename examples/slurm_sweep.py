@@ -1,0 +1,40 @@
+"""Table 1 as SLURM jobs, one for each trial; start it again and it goes on with what is not finished.
+
+    python examples/slurm_sweep.py --scale 0.25 --seeds 0 1 2 --partition cpu
+
+The jobs must be able to import proxvi and must see the folders. With `--cluster local` they are processes on this
+machine.
+"""
+
+import argparse
+from pathlib import Path
+
+import submitit
+
+from proxvi.experiments.belief_networks import METHODS, Grid, report
+from proxvi.experiments.sweeps import sweep
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--scale", type=float, default=0.25, help="share of the paper's 4 million steps")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--samples", type=int, default=5_000, help="of the guide, in the evaluation")
+    parser.add_argument("--digits", type=int, default=10_000, help="in the evaluation")
+    parser.add_argument("--cluster", help="local, for example; SLURM is found by itself")
+    parser.add_argument("--partition", help="of SLURM")
+    parser.add_argument("--folder", type=Path, default=Path(), help="for `results` and `runs`; all nodes must see it")
+    arguments = parser.parse_args()
+
+    results, runs = arguments.folder / "results" / "table-1", arguments.folder / "runs" / "table-1"
+    grid = Grid(scale=arguments.scale, methods=tuple(arguments.methods), seeds=tuple(arguments.seeds))
+    executor = submitit.AutoExecutor(folder=runs / "jobs", cluster=arguments.cluster)
+    executor.update_parameters(timeout_min=240, cpus_per_task=1, slurm_partition=arguments.partition)
+    size = {"samples": arguments.samples, "digits": arguments.digits}
+    sweep(grid.trials((200,)), results, runs, executor, **size)
+    print(report(results))
+
+
+if __name__ == "__main__":
+    main()
