@@ -21,7 +21,7 @@ import optax
 
 import proxvi
 
-SIZE, UNITS = 8, 16
+SIZE, UNITS, BATCH = 8, 16, 64
 PIXELS = SIZE * SIZE
 
 
@@ -72,7 +72,7 @@ def main():
         jax.random.key(0),
         arguments.steps,
         bars(jax.random.key(1), 5_000),
-        batch_size=50,
+        batch_size=BATCH,  # a multiple of the number of devices
         report_every=500,
         validation=bars(jax.random.key(2), 200),
         checkpoints=arguments.folder / "checkpoints",
@@ -80,7 +80,7 @@ def main():
         metrics_file=arguments.folder / "metrics.jsonl",
         mesh=jax.make_mesh((jax.device_count(),), ("data",)) if jax.device_count() > 1 else None,
     )
-    final = -float(result.losses[-100:].mean()) / 50
+    final = -float(result.losses[-100:].mean()) / BATCH
     print(f"ELBO of a picture: {final:.1f}; the best possible is about {-SIZE * 2 * 0.377:.1f}")
 
 

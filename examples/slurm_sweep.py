@@ -22,6 +22,7 @@ def main():
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--samples", type=int, default=5_000, help="of the guide, in the evaluation")
     parser.add_argument("--digits", type=int, default=10_000, help="in the evaluation")
+    parser.add_argument("--minutes", type=int, default=240, help="after which a job is ended; start the sweep again")
     parser.add_argument("--cluster", help="local, for example; SLURM is found by itself")
     parser.add_argument("--partition", help="of SLURM")
     parser.add_argument("--folder", type=Path, default=Path(), help="for `results` and `runs`; all nodes must see it")
@@ -30,7 +31,7 @@ def main():
     results, runs = arguments.folder / "results" / "table-1", arguments.folder / "runs" / "table-1"
     grid = Grid(scale=arguments.scale, methods=tuple(arguments.methods), seeds=tuple(arguments.seeds))
     executor = submitit.AutoExecutor(folder=runs / "jobs", cluster=arguments.cluster)
-    executor.update_parameters(timeout_min=240, cpus_per_task=1, slurm_partition=arguments.partition)
+    executor.update_parameters(timeout_min=arguments.minutes, cpus_per_task=1, slurm_partition=arguments.partition)
     size = {"samples": arguments.samples, "digits": arguments.digits}
     sweep(grid.trials((200,)), results, runs, executor, **size)
     print(report(results))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -52,8 +53,8 @@ def test_sensitivity_report(tmp_path: Path) -> None:
 # In place of a scheduler: starts the command as often as the job's header says, with the variables that SLURM sets.
 SRUN = """#!/usr/bin/env bash
 shift
-for i in 0 1; do
-    SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & pids+=($!)
+for ((i = 0; i < SLURM_NTASKS; i++)); do
+    SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
 """
@@ -64,7 +65,9 @@ def test_the_slurm_job_trains_in_several_processes(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     places = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": places, "SLURM_JOB_ID": str(os.getpid())}
+    header = dict(re.findall(r"^#SBATCH --(\S+?)=(\S+)", (EXAMPLES / "slurm.sh").read_text(), re.M))
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": header["ntasks"]}
+    environment = {**os.environ, "PATH": places, **job}
     command = ["bash", "examples/slurm.sh", str(tmp_path / "bars"), "--steps", "500"]
     done = subprocess.run(command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -83,7 +86,7 @@ def test_the_kubernetes_job_trains_in_several_processes(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, **given, "PROCESSES": "2", "COORDINATOR": f"localhost:{port}"}
+    environment = {**os.environ, **given, "COORDINATOR": f"localhost:{port}"}
     program, script, option, _ = container["command"]
     assert program == "python"
     pods = [
@@ -94,7 +97,7 @@ def test_the_kubernetes_job_trains_in_several_processes(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
+        for index in range(job["spec"]["completions"])
     ]
     first, second = (pod.communicate()[0].splitlines()[-1] for pod in pods)
     assert first.startswith("ELBO of a picture")

@@ -107,9 +107,11 @@ def test_code_of_the_readme_prints_what_it_says(code: str, promised: str, capsys
     printed = capsys.readouterr().out
     assert printed
     if promised:
-        numbers = [[float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", lines)] for lines in (printed, promised)]
         assert re.sub(r"[-\d.]+", "#", printed) == re.sub(r"[-\d.]+", "#", promised)
-        assert numbers[0] == pytest.approx(numbers[1], abs=1.0)  # the last digit may differ from machine to machine
+        number = r"-?\d+(?:\.\d+)?"
+        for ours, theirs in zip(re.findall(number, printed), re.findall(number, promised), strict=True):
+            last_digit = 10.0 ** -len(theirs.partition(".")[2])  # it may differ from machine to machine
+            assert float(ours) == pytest.approx(float(theirs), abs=2.1 * last_digit)
 
 
 def test_pages_have_no_code_that_is_not_run() -> None:
@@ -129,7 +131,10 @@ def test_commands_in_the_pages_exist_with_their_options(
 ) -> None:
     program, name, *rest = shlex.split(command)
     if program == "python":
-        known = (ROOT / name).read_text() + (ROOT / "benchmarks" / "timing.py").read_text()
+        source = (ROOT / name).read_text()
+        if "training_speeds" in source:  # which has the options
+            source += (ROOT / "benchmarks" / "timing.py").read_text()
+        known = " ".join(re.findall(r'add_argument\(\s*"(--[\w-]+)"', source))
     else:
         monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
         monkeypatch.setattr("signal.signal", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Proximity variational inference: variational inference that does not depend on where it starts."""
+"""Proximity variational inference: variational inference that depends less on where it starts."""
 
 from importlib.metadata import version as _version
 

@@ -20,9 +20,8 @@ def main() -> None:
 
     from proxvi.experiments.results import cores
 
-    if (
-        "JAX_NUM_CPU_DEVICES" not in os.environ
-    ):  # one a core, over which `multistart` spreads its work; before any array
+    # One device a core, over which `multistart` spreads its work; before any array.
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", cores())
     from proxvi.experiments import autoencoders, belief_networks, figure_1, logistic
 
