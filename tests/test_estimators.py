@@ -94,6 +94,47 @@ def two_layers_in_a_plate(subsample_size: int | None = None) -> Problem:
     return Problem(model, guide, {"top": (3,), "below": (3,)}, params, subsample_size)
 
 
+def groups_beside_data() -> Problem:
+    """Two plates with one axis and one length, whose elements have nothing to do with each other."""
+
+    def model(subsample_size: int | None = None) -> None:
+        del subsample_size
+        with numpyro.plate("groups", 3):
+            on = numpyro.sample("on", dist.Bernoulli(logits=numpyro.param("prior", -0.8)))
+        with numpyro.plate("data", 3):
+            numpyro.sample("x", dist.Normal(numpyro.param("weight", 2.0) * on[jnp.array([1, 2, 0])], 1.0), obs=DATA)
+
+    def guide(subsample_size: int | None = None) -> None:
+        del subsample_size
+        with numpyro.plate("groups", 3):
+            numpyro.sample("on", dist.Bernoulli(logits=numpyro.param("q", jnp.array([0.5, 0.1, -0.5]))))
+
+    return Problem(model, guide, {"on": (3,)}, {"prior": -0.8, "weight": 2.0, "q": [0.5, 0.1, -0.5]})
+
+
+def rows_within_columns() -> Problem:
+    """A site outside of all plates, one in a plate, one in two."""
+
+    def model(subsample_size: int | None = None) -> None:
+        del subsample_size
+        top = numpyro.sample("top", dist.Bernoulli(logits=numpyro.param("prior", 0.2)))
+        with numpyro.plate("columns", 2, dim=-1):
+            below = numpyro.sample("below", dist.Bernoulli(logits=numpyro.param("down", 1.1) * top - 0.4))
+            with numpyro.plate("rows", 3, dim=-2):
+                x = DATA[:, None] + jnp.array([0.0, 0.3])
+                numpyro.sample("x", dist.Normal(numpyro.param("weight", 1.2) * below, 1.0), obs=x)
+
+    def guide(subsample_size: int | None = None) -> None:
+        del subsample_size
+        top = numpyro.sample("top", dist.Bernoulli(logits=numpyro.param("q", 0.5)))
+        with numpyro.plate("columns", 2, dim=-1):
+            slopes = numpyro.param("slopes", jnp.array([0.6, -0.2]))
+            numpyro.sample("below", dist.Bernoulli(logits=slopes + 0.9 * top))
+
+    params = {"prior": 0.2, "down": 1.1, "weight": 1.2, "q": 0.5, "slopes": [0.6, -0.2]}
+    return Problem(model, guide, {"top": (), "below": (2,)}, params)
+
+
 PROBLEMS = {
     "one layer": one_layer(),
     "one layer, plate": one_layer_in_a_plate(),
@@ -101,6 +142,8 @@ PROBLEMS = {
     "two layers": two_layers(),
     "two layers, plate": two_layers_in_a_plate(),
     "two layers, subsampled plate": two_layers_in_a_plate(2),
+    "groups beside data": groups_beside_data(),
+    "rows within columns": rows_within_columns(),
 }
 
 

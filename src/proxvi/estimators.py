@@ -21,11 +21,16 @@ from proxvi._checks import check_integer
 __all__ = ["LeaveOneOutELBO", "VimcoELBO"]
 
 
+# Of each plate its name and its axis from the right: plates beside each other may have one axis, and even one length.
+# The value is the weight of an element, above 1 where the plate is subsampled.
+_Plates = dict[tuple[str, int], float]
+
+
 class _Term(NamedTuple):
     """One site's log probability, summed over all axes but those of its plates."""
 
     log_prob: Array  # times `scale`
-    plates: dict[int, float]  # axis from the right: weight of an element, above 1 where the plate is subsampled
+    plates: _Plates
     scale: Any = 1.0  # of the log probability: that of the plates, and of any handler around the site
     is_latent_of_guide: bool = False
     has_rsample: bool = True
@@ -138,8 +143,9 @@ class LeaveOneOutELBO(MultiParticleELBO):
         sites = []
         for site in terms:
             if site.is_latent_of_guide and not site.has_rsample:
+                log_q = _sum_to(site.plates, _unscaled(site), site.plates)
                 cost = sum(_sum_to(site.plates, term.sign * term.log_prob, term.plates) for term in terms)
-                sites.append((_unscaled(site), jnp.asarray(cost)))
+                sites.append((log_q, jnp.broadcast_to(jnp.asarray(cost), log_q.shape)))
         return elbo, sites
 
     def _bound(self, particles: tuple[Array, list[tuple[Array, Array]]]) -> Array:
@@ -173,11 +179,11 @@ class VimcoELBO(MultiParticleELBO):
     def _particle(self, terms: list[_Term]) -> tuple[Array, Array, Array]:
         shared = dict(set.intersection(*(set(term.plates.items()) for term in terms)))
         for term in terms:
-            extra = {axis: scale for axis, scale in term.plates.items() if axis not in shared and scale != 1.0}
+            extra = [name for (name, axis), scale in term.plates.items() if (name, axis) not in shared and scale != 1.0]
             if extra:
                 raise ValueError(
-                    f"`VimcoELBO` needs subsampled plates to hold every site, got a subsampled plate at axis "
-                    f"{min(extra)} that does not; put all sites into it, or use `LeaveOneOutELBO`."
+                    f"`VimcoELBO` needs subsampled plates to hold every site, got the plate {extra[0]!r} that does "
+                    "not; put all sites into it, or use `LeaveOneOutELBO`."
                 )
         # The bound is of weights as they are: what scales all sites alike, such as a mean over data, scales the bound.
         scale = terms[0].scale
@@ -215,15 +221,15 @@ def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Te
         for site in trace.values():
             if site["type"] != "sample":
                 continue
-            plates = {frame.dim: 1.0 for frame in site["cond_indep_stack"]}
+            plates = {}
             for frame in site["cond_indep_stack"]:
-                plate = trace[frame.name]
-                size, subsample = plate["args"]
-                plates[frame.dim] = 1.0 if subsample is None else size / subsample
-            log_prob = jnp.asarray(site["log_prob"])
+                size, subsample = trace[frame.name]["args"]
+                plates[frame.name, frame.dim] = 1.0 if subsample is None else size / subsample
+            log_prob, kept = jnp.asarray(site["log_prob"]), {axis for _, axis in plates}
+            within = tuple(axis for axis in range(-log_prob.ndim, 0) if axis not in kept)
             terms.append(
                 _Term(
-                    _sum_to(plates, log_prob, dict.fromkeys(range(-log_prob.ndim, 0), 1.0)),
+                    jnp.sum(log_prob, axis=within, keepdims=True),
                     plates,
                     1.0 if site["scale"] is None else site["scale"],
                     is_latent_of_guide=sign < 0 and not site["is_observed"],
@@ -234,11 +240,15 @@ def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Te
     return terms
 
 
-def _sum_to(target: dict[int, float], value: Array, axes: dict[int, float]) -> Array:
-    """Sum over the plates that are in `axes` and not in `target`, keeping the rank: axes count from the right."""
-    value = jnp.asarray(value)
-    gone = tuple(axis for axis in axes if axis not in target and -axis <= value.ndim)
-    return jnp.sum(value, axis=gone, keepdims=True)
+def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
+    """Sum over the plates that are not in `target`; of the axes those of `target` are left, some perhaps of length 1.
+
+    An element of a plate can reach every element of a plate that it does not share, wherever its axis is.
+    """
+    gone = tuple(axis for name, axis in plates if (name, axis) not in target and -axis <= value.ndim)
+    value = jnp.sum(value, axis=gone, keepdims=True)
+    depth = max((-axis for _, axis in target), default=0)
+    return value.reshape(value.shape[max(0, value.ndim - depth) :])
 
 
 def _equal(one: Any, two: Any) -> bool:
