@@ -212,6 +212,13 @@ def test_named_sites_parameters_and_several_constraints() -> None:
     assert 0 < entropy.share < 1
 
 
+def test_a_statistic_that_asks_for_what_is_not_there_is_told_what_is() -> None:
+    wrong = constraint(lambda q: proxvi.entropy(q["latent"]))
+    svi = proxvi.ProximitySVI(belief_network, belief_guide, optax.adam(0.01), proxvi.LeaveOneOutELBO(2), wrong)
+    with pytest.raises(ValueError, match=r"got the key 'latent'; the guide has the sites \['z'\].*\['encoder'\]"):
+        svi.run(KEY, 2, PIXELS, progress_bar=False)
+
+
 def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     guide = AutoNormal(regression)
     for optim in (optax.adam(0.02), numpyro.optim.Adam(0.02)):

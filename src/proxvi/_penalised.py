@@ -151,7 +151,13 @@ class Penalised:
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, i)}
         if "prior" in self._arguments[i].required:
             extra["prior"] = {name: model_trace[name]["fn"] for name in q if name in model_trace}
-        return self.constraints[i].statistic(q, **self._arguments[i].chosen(extra))
+        try:
+            return self.constraints[i].statistic(q, **self._arguments[i].chosen(extra))
+        except KeyError as error:
+            raise ValueError(
+                f"`statistic` must ask for what is there, got the key {error}; the guide has the sites {sorted(q)}, "
+                f"and, for `lambda q, params: ...`, the parameters {sorted(params)}."
+            ) from error
 
     def _traces(
         self, key: Any, constrained: dict[str, Any], args: Any, kwargs: Any, *, prior: bool
