@@ -163,7 +163,7 @@ def report(folder: Path) -> str:
     figures = tables.grouped(records, lambda settings: settings["method"], lambda settings: settings["start"])
     first = records[0]["settings"]
     caption = (
-        f"Validation ELBO / log likelihood in nats, {len(first['units'])} layers of {first['units'][0]} units, "
+        f"Validation ELBO / log likelihood in nats; units in each layer: {', '.join(map(str, first['units']))}; "
         f"{first['steps']:,} steps ({first['steps'] / STEPS:g} of the paper's), {first['digits']:,} digits, "
         f"{first['samples']:,} samples"
     )
