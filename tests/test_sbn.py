@@ -170,7 +170,7 @@ def test_loss_and_gradient_are_means_over_the_rows(estimator: Any) -> None:
     [
         (proxvi.entropy, proxvi.LeaveOneOutELBO(5)),
         (proxvi.mean_variance, proxvi.VimcoELBO(5)),
-        (proxvi.kl_to_prior, proxvi.LeaveOneOutELBO(5)),
+        pytest.param(proxvi.kl_to_prior, proxvi.LeaveOneOutELBO(5), marks=pytest.mark.nightly),
         (proxvi.entropy, proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), optax.exponential_decay(1.0, 20, 1e-10))),
     ],
     ids=["entropy", "mean-variance, Vimco", "KL", "annealed"],
