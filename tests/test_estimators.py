@@ -209,7 +209,13 @@ def test_leave_one_out_gradient_is_unbiased(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["one layer", "two layers, subsampled plate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("one layer", "two layers, subsampled plate") else pytest.mark.nightly)
+        for name in PROBLEMS
+    ],
+)
 def test_annealed_gradient_is_unbiased_for_the_tempered_elbo(name: str) -> None:
     problem, temperature = PROBLEMS[name], 2.5
     annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(3), temperature, relative=False)

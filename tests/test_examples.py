@@ -43,8 +43,9 @@ def test_long_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert lines[-1] == {"step": 500, "resumed": True}
 
 
-def test_sensitivity_report(tmp_path: Path) -> None:
-    size = ("--only", "network", "--starts", "4", "--steps", "40")
+@pytest.mark.parametrize("problem", [pytest.param("mixture", marks=pytest.mark.nightly), "network"])
+def test_sensitivity_report(problem: str, tmp_path: Path) -> None:
+    size = ("--only", problem, "--starts", "4", "--steps", "40")
     printed = run("sensitivity.py", *size, "--picture", str(tmp_path / "starts.png"))
     assert printed.count("of 4 starts end within 2 nats") == 2
     assert (tmp_path / "starts.png").stat().st_size > 20_000

@@ -29,9 +29,13 @@ def test_the_elbo_is_that_of_samples(temperature: float) -> None:
     assert abs(values.mean() - float(logistic.elbo(params, x, y, temperature))) < 4 * error
 
 
-def test_methods_end_at_the_one_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {name: experiment.METHODS[name] for name in ("VI", "PVI, KL", "KL-proximal steps")}  # all: by the command
-    monkeypatch.setattr(experiment, "METHODS", few)
+@pytest.mark.parametrize(
+    "methods",
+    [("VI", "PVI, KL", "KL-proximal steps"), pytest.param(tuple(experiment.METHODS), marks=pytest.mark.nightly)],
+    ids=["some", "all"],
+)
+def test_methods_end_at_the_one_mode(methods: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "METHODS", {name: experiment.METHODS[name] for name in methods})
     printed = experiment.reproduce(tmp_path, starts=1)
     rows = dict(re.findall(r"^\| (\S.*?) \| 1 \| .* \| (−?[0-9.]+) \|$", printed, re.MULTILINE))
     assert set(rows) == set(experiment.METHODS)

@@ -84,9 +84,7 @@ def same_bits(one: Any, two: Any) -> bool:
     ids=["Trace", "Trace3", "TraceMeanField", "TraceGraph", "LeaveOneOut", "Vimco"],
 )
 @pytest.mark.parametrize(
-    "average",
-    [pytest.param(proxvi.parameter_average(), marks=pytest.mark.nightly), proxvi.statistic_average()],
-    ids=["params", "statistic"],
+    "average", [proxvi.parameter_average(), proxvi.statistic_average()], ids=["params", "statistic"]
 )
 def test_magnitude_zero_is_numpyros_svi_to_the_last_bit(
     model: Any, guide: Any, loss: Any, args: Any, average: Any

@@ -15,10 +15,10 @@ from numpyro.infer import TraceMeanField_ELBO
 
 import proxvi
 from proxvi import plots
-from proxvi._checks import check_number
+from proxvi._checks import check_known, check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
-from proxvi.experiments.methods import check_known, held
+from proxvi.experiments.methods import held
 from proxvi.experiments.sweeps import Options
 from proxvi.experiments.trials import active_units, approximation, decode, encode
 from proxvi.models.vae import autoencoder, encoder_weights

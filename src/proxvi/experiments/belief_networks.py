@@ -12,10 +12,10 @@ import optax
 
 import proxvi
 from proxvi import plots
-from proxvi._checks import check_number
+from proxvi._checks import check_known, check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
-from proxvi.experiments.methods import check_known, falls, held
+from proxvi.experiments.methods import falls, held
 from proxvi.experiments.sweeps import Options
 from proxvi.experiments.trials import active_units, approximation, decode
 from proxvi.models.sbn import BAD, GOOD, belief_network
@@ -133,7 +133,7 @@ class Grid:
 def reproduce_table_1(grid: Grid = Grid(), how: Options = Options()) -> str:  # noqa: B008, both are frozen
     """Sigmoid belief networks of one layer on binarised MNIST, by every method from a good and a bad start.
 
-    A trial takes 2 to 3 hours of one core at full scale. Each writes a result file; what is there already is not run
+    A trial takes about 3 hours of one core at full scale. Each writes a result file; what is there already is not run
     again, and what was interrupted goes on from its checkpoint. The table and plots are of all result files in the
     folder.
     """
@@ -143,7 +143,7 @@ def reproduce_table_1(grid: Grid = Grid(), how: Options = Options()) -> str:  # 
 def reproduce_table_2(grid: Grid = Grid(), how: Options = Options()) -> str:  # noqa: B008
     """Sigmoid belief networks of three layers, as in table 1.
 
-    A trial takes 4 to 7 hours of one core at full scale.
+    A trial takes about 7 hours of one core at full scale.
     """
     return _reproduce("table-2", (200, 200, 200), grid, how)
 
