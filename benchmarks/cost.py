@@ -10,7 +10,7 @@ import argparse
 import os
 
 # One thread, so that the ratio is of work and not of scheduling; must be set before JAX starts.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import jax
 import jax.numpy as jnp

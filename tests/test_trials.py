@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import distributed
+import jax
 import numpy as np
 import pytest
 
@@ -26,7 +27,8 @@ EIGHT = [Trial("PVI, entropy", "good", units=(5,), steps=6_000, seed=seed) for s
 ENVIRONMENT = {  # of worker processes: one core, and what one has compiled the others need not
     "JAX_NUM_CPU_DEVICES": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "NPROC": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
 
 
@@ -118,6 +120,17 @@ def alive(session: int) -> list[int]:
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(int(path.parent.name))
     return found
+
+
+def threads_that_compute() -> int:
+    jax.numpy.ones(3).sum().block_until_ready()
+    return sum(task.joinpath("comm").read_text() == "tf_XLAEigen\n" for task in Path("/proc/self/task").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_worker_computes_on_one_thread() -> None:
+    with sweeps.OneCoreEach(1) as executor:
+        assert executor.submit(threads_that_compute).result() == 1
 
 
 def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:

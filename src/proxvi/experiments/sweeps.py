@@ -142,7 +142,7 @@ def sweep(
             reached = sum(_reached(trial, runs) if known is None else trial.steps for trial, known in figures.items())
             bar.update(reached - bar.n)
             bar.set_postfix_str(f"{sum(f is not None for f in figures.values())} of {len(figures)} trials finished")
-            time.sleep(min(1.0, 0.1 * len(jobs)))
+            time.sleep(1.0 if jobs else 0.0)
     if failed:
         listed = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
         raise RuntimeError(
@@ -186,9 +186,10 @@ def _until_told(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _start_worker() -> None:
     # Before the first computation, when XLA reads it; JAX itself has read its own settings already.
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    )
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+    # The flag keeps an operation on one thread, but operations that do not wait for each other still go to a pool of
+    # as many threads as there are cores, where workers would compete. NPROC is how XLA is told the size of that pool.
+    os.environ["NPROC"] = "1"
     jax.config.update("jax_num_cpu_devices", 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
