@@ -421,6 +421,28 @@ def test_bad_arguments_are_refused() -> None:
         proxvi.fit(svi, KEY, 10, [1.0, 2.0])
 
 
+def test_a_batch_that_does_not_stand_for_all_rows_is_said_aloud(recwarn: pytest.WarningsRecorder) -> None:
+    def fit(plate: Any, mean: Any = None, rows: int | None = 100) -> list[str]:
+        def model(x: Any) -> None:
+            shared = numpyro.sample("mean", dist.Normal(0.0, 1.0)) if mean is None else mean
+            with plate(x):
+                local = numpyro.sample("local", dist.Normal(shared, 1.0))
+                numpyro.sample("x", dist.Normal(local, 1.0), obs=x[:, 0])
+
+        recwarn.clear()
+        svi = SVI(model, AutoNormal(model, create_plates=plate), optax.sgd(1e-3), Trace_ELBO())
+        proxvi.fit(svi, KEY, 1, ROWS, batch_size=rows)
+        return [str(w.message) for w in recwarn if "`batch_size` is 100 of 1000 rows" in str(w.message)]
+
+    [said] = fit(lambda x: numpyro.plate("rows", x.shape[0]))
+    assert "'x'" in said
+    assert "'mean'" in said
+    assert "subsample_size=x.shape[0]" in said
+    assert not fit(lambda x: numpyro.plate("rows", 1_000, subsample_size=x.shape[0]))
+    assert not fit(lambda x: numpyro.plate("rows", x.shape[0]), mean=0.0)  # nothing is shared
+    assert not fit(lambda x: numpyro.plate("rows", x.shape[0]), rows=None)  # all rows at once
+
+
 def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFixture[str]) -> None:
     faults.run(None, progress=True)
     shown = capsys.readouterr().err

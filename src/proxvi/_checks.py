@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -39,6 +40,19 @@ def check_number(
         if below < math.inf:
             bound += f" and below {below:g}"
         raise ValueError(f"`{name}` must be a {kind} {bound}, got {value!r}; {remedy}.")
+
+
+def first_value(name: str, schedule: Any) -> Any:
+    """A number as it is, a schedule at step 0."""
+    if not callable(schedule):
+        return schedule
+    try:
+        return schedule(jnp.zeros((), jnp.int32))
+    except TypeError as error:  # most often what makes schedules instead of one
+        raise TypeError(
+            f"`{name}` must be a number or a schedule, a function of the step alone, got {schedule!r}, which at step 0 "
+            f"says: {error}; make a schedule with `optax.exponential_decay(1.0, 10_000, 1e-10)`, for example."
+        ) from error
 
 
 def check_integer(name: str, value: Any, *, at_least: int = 1, remedy: str = "1 is the least") -> None:

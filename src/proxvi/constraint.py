@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from proxvi import _distributions
-from proxvi._checks import check_number
+from proxvi._checks import check_number, first_value
 from proxvi.distances import inverse_huber
 from proxvi.references import Reference, parameter_average
 
@@ -106,7 +106,7 @@ class Proximity:
                 f"`relative` must be True or False, got {self.relative!r}; True measures `magnitude` in units of "
                 "the first loss."
             )
-        first = self.magnitude(jnp.zeros((), jnp.int32)) if callable(self.magnitude) else self.magnitude
+        first = first_value("magnitude", self.magnitude)
         kind, remedy = "number, or an Optax schedule of numbers, finite and", "0 switches the constraint off"
         check_number("magnitude", first, at_least=0.0, kind=kind, remedy=remedy)
 

@@ -212,9 +212,9 @@ def _each(
     for leaf_name, leaf in named:
         if not _distributions.is_distribution(leaf):
             raise TypeError(
-                f"`{name}` measures distributions, got {type(leaf).__name__} at {leaf_name}; build the distribution "
-                "from the parameters first, for example `lambda params: "
-                f"{name}(dist.Normal(params['loc'], params['scale']).to_event(1))`."
+                f"`{name}` measures distributions, got {type(leaf).__name__} at {leaf_name}; to `ProximitySVI` pass "
+                f"`{name}` itself or `lambda q: {name}(q['site'])`, to `proximity` build the distribution from the "
+                f"parameters first, `lambda params: {name}(dist.Normal(params['loc'], params['scale']).to_event(1))`."
             )
     keys = [None] * len(named) if key is None else list(jax.random.split(key, len(named)))
     values = [function(leaf, k) for (_, leaf), k in zip(named, keys, strict=True)]

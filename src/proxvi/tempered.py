@@ -8,7 +8,7 @@ from jax import Array
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from proxvi._checks import check_number
+from proxvi._checks import check_number, first_value
 from proxvi.estimators import LeaveOneOutELBO
 
 __all__ = ["AnnealedELBO", "TemperedELBO", "WarmUpELBO"]
@@ -62,7 +62,7 @@ class AnnealedELBO(TemperedELBO):
                 f"`elbo` must be LeaveOneOutELBO or Trace_ELBO, got {type(elbo).__name__}, whose gradient would not be "
                 "that of the tempered ELBO; use LeaveOneOutELBO for discrete variables."
             )
-        first = temperature(jnp.zeros((), jnp.int32)) if callable(temperature) else temperature
+        first = first_value("temperature", temperature)
         check_number("temperature", first, at_least=0.0, remedy="below 1 it counts as 1, which is no annealing")
         super().__init__(elbo)
         self.temperature = temperature

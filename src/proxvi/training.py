@@ -92,7 +92,8 @@ def fit(
 
     Warns:
         UserWarning: if a constraint still makes up more than 1% of the gradient at the end; if a checkpoint was
-            damaged and an older one was taken.
+            damaged and an older one was taken; if a model has latent variables that all rows share, and a batch is not
+            weighted to stand for all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi
