@@ -1,5 +1,6 @@
 """Variational families of fixed shape, each built from one unconstrained array, for laws that run over all of them."""
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -80,22 +81,27 @@ def statistic_of(statistic: str, family: str) -> Callable[[Array], Any]:
     return lambda x: function(build(x))
 
 
-def _compatible(statistic: str, distance: str, family: str) -> bool:
-    """Whether the three fit together; what does not must say so by a TypeError."""
-    f = statistic_of(statistic, family)
-    try:
-        jax.eval_shape(lambda x: DISTANCES[distance](f(x), f(x)), jnp.ones(SHAPE))
-    except TypeError:
-        return False
-    return True
+def _fitting(statistic: str, family: str) -> list[str]:
+    """The distances that fit the statistic on the family; what does not fit must say so by a TypeError."""
+    fitting = []
+
+    def look(x: Array) -> None:
+        with contextlib.suppress(TypeError):
+            value = statistic_of(statistic, family)(x)
+            for name, distance in DISTANCES.items():
+                with contextlib.suppress(TypeError):
+                    distance(value, value)
+                    fitting.append(name)
+
+    jax.eval_shape(look, jnp.ones(SHAPE))
+    return fitting
 
 
 CASES = [
     (statistic, distance, family)
     for statistic in STATISTICS
-    for distance in DISTANCES
     for family in FAMILIES
-    if _compatible(statistic, distance, family)
+    for distance in _fitting(statistic, family)
 ]
 
 # One family for each pair, for what takes long and does not depend on the family.
