@@ -2,6 +2,9 @@
 
 import os
 
+# LLVM's full optimisation is a third of the time of these tests. `XLA_FLAGS= pytest` is with it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+
 import jax
 import pytest
 from hypothesis import HealthCheck, Phase, settings

@@ -84,7 +84,9 @@ def same_bits(one: Any, two: Any) -> bool:
     ids=["Trace", "Trace3", "TraceMeanField", "TraceGraph", "LeaveOneOut", "Vimco"],
 )
 @pytest.mark.parametrize(
-    "average", [proxvi.parameter_average(), proxvi.statistic_average()], ids=["params", "statistic"]
+    "average",
+    [proxvi.parameter_average(), pytest.param(proxvi.statistic_average(), marks=pytest.mark.nightly)],
+    ids=["params", "statistic"],
 )
 def test_magnitude_zero_is_numpyros_svi_to_the_last_bit(
     model: Any, guide: Any, loss: Any, args: Any, average: Any
@@ -98,9 +100,14 @@ def test_magnitude_zero_is_numpyros_svi_to_the_last_bit(
 
 
 @pytest.mark.parametrize(
-    "average", [proxvi.parameter_average(0.9), proxvi.statistic_average(0.9)], ids=["params", "statistic"]
+    ("average", "particles"),
+    [
+        (proxvi.parameter_average(0.9), 3),
+        (proxvi.statistic_average(0.9), 1),
+        pytest.param(proxvi.parameter_average(0.9), 1, marks=pytest.mark.nightly),
+        pytest.param(proxvi.statistic_average(0.9), 3, marks=pytest.mark.nightly),
+    ],
 )
-@pytest.mark.parametrize("particles", [1, 3])
 def test_both_doors_give_the_same_updates(average: Any, particles: int) -> None:
     """The same constraint, through ProximitySVI and as a link in the Optax chain of NumPyro's SVI."""
     guide = AutoDiagonalNormal(regression, init_scale=0.5)
@@ -171,7 +178,12 @@ GUIDES = {
 }
 
 
-@pytest.mark.parametrize("name", GUIDES)
+RARE = ("AutoLowRankMultivariateNormal", "AutoIAFNormal")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in RARE else ()) for name in GUIDES]
+)
 def test_autoguides(name: str) -> None:
     """The entropy of each autoguide is found by itself (by Monte Carlo for the flow), held back, and let go."""
     steps = 1_500

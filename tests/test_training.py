@@ -25,6 +25,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
+from proxvi._run import Run
 from proxvi.data import Arrays
 
 ROOT = Path(__file__).parents[1]
@@ -193,16 +194,28 @@ def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> N
 
 @pytest.mark.xdist_group("processes")
 def test_nothing_is_lost_by_kill(tmp_path: Path) -> None:
-    faults.kill(tmp_path, times=2)
+    faults.kill(tmp_path, times=1)
 
 
-@pytest.mark.xdist_group("processes")
-def test_sigterm_saves_and_exits(tmp_path: Path) -> None:
-    faults.kill(tmp_path, times=1, number=signal.SIGTERM)
+@pytest.mark.nightly
+def test_sigterm_at_any_moment_saves_and_exits(tmp_path: Path) -> None:
+    faults.kill(tmp_path, times=5, number=signal.SIGTERM)
+
+
+def test_sigterm_saves_and_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def terminate(step: int, _: dict[str, Any]) -> None:
+        if step == 1_000:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        faults.run(tmp_path, checkpoint_every=300.0, callback=terminate)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "told to stop: saved step 1000 of 3000" in caplog.text
+    assert faults.bits(faults.run(tmp_path)) == faults.bits(faults.run(None))
 
 
 def test_damaged_checkpoints_are_never_loaded(tmp_path: Path) -> None:
-    faults.damage(tmp_path, flips=20, cuts=10, runs=1)
+    faults.damage(tmp_path, flips=10, cuts=5, runs=1)
 
 
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
@@ -345,9 +358,10 @@ def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path
     assert bits_printed(printed) == [alone, alone]
 
 
-def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    """10^5 records, streamed in shuffled batches; a crash in the second epoch."""
-    records = 3.0 + np.random.default_rng(1).standard_normal((100_000, 2), np.float32)
+@pytest.mark.parametrize("batch_size", [50, pytest.param(500, marks=pytest.mark.nightly)])
+def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path, batch_size: int) -> None:
+    """10^4 or 10^5 records, streamed in shuffled batches; a crash in the second epoch."""
+    records = 3.0 + np.random.default_rng(1).standard_normal((200 * batch_size, 2), np.float32)
     epoch = {}  # the batches of an epoch, by the first record of each
 
     def note(batch: Any) -> Any:
@@ -355,11 +369,11 @@ def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         return batch
 
     def fit(folder: Path, **options: Any) -> Any:
-        loader = grain.MapDataset.source(records).shuffle(seed=0).batch(500).map(note).to_iter_dataset()
+        loader = grain.MapDataset.source(records).shuffle(seed=0).batch(batch_size).map(note).to_iter_dataset()
 
         def model(x: Any) -> None:
             mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), 10.0).to_event(1))
-            with numpyro.plate("data", 100_000, subsample_size=x.shape[0]):
+            with numpyro.plate("data", len(records), subsample_size=x.shape[0]):
                 numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
         constraint = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, 200, 1e-10))
@@ -422,7 +436,7 @@ def test_bad_arguments_are_refused() -> None:
 
 
 def test_a_batch_that_does_not_stand_for_all_rows_is_said_aloud(recwarn: pytest.WarningsRecorder) -> None:
-    def fit(plate: Any, mean: Any = None, rows: int | None = 100) -> list[str]:
+    def said_of(plate: Any, mean: Any = None, size: int = 100) -> list[str]:
         def model(x: Any) -> None:
             shared = numpyro.sample("mean", dist.Normal(0.0, 1.0)) if mean is None else mean
             with plate(x):
@@ -430,17 +444,18 @@ def test_a_batch_that_does_not_stand_for_all_rows_is_said_aloud(recwarn: pytest.
                 numpyro.sample("x", dist.Normal(local, 1.0), obs=x[:, 0])
 
         recwarn.clear()
-        svi = SVI(model, AutoNormal(model, create_plates=plate), optax.sgd(1e-3), Trace_ELBO())
-        proxvi.fit(svi, KEY, 1, ROWS, batch_size=rows)
+        guide = AutoNormal(model, create_plates=plate)
+        svi = proxvi.ProximitySVI(model, guide, optax.sgd(1e-3), Trace_ELBO(), ())
+        Run(svi, KEY, (ROWS,), size, 10, None)
         return [str(w.message) for w in recwarn if "`batch_size` is 100 of 1000 rows" in str(w.message)]
 
-    [said] = fit(lambda x: numpyro.plate("rows", x.shape[0]))
+    [said] = said_of(lambda x: numpyro.plate("rows", x.shape[0]))
     assert "'x'" in said
     assert "'mean'" in said
     assert "subsample_size=x.shape[0]" in said
-    assert not fit(lambda x: numpyro.plate("rows", 1_000, subsample_size=x.shape[0]))
-    assert not fit(lambda x: numpyro.plate("rows", x.shape[0]), mean=0.0)  # nothing is shared
-    assert not fit(lambda x: numpyro.plate("rows", x.shape[0]), rows=None)  # all rows at once
+    assert not said_of(lambda x: numpyro.plate("rows", 1_000, subsample_size=x.shape[0]))
+    assert not said_of(lambda x: numpyro.plate("rows", x.shape[0]), mean=0.0)  # nothing is shared
+    assert not said_of(lambda x: numpyro.plate("rows", x.shape[0]), size=1_000)  # all rows at once
 
 
 def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ ENVIRONMENT = {  # of worker processes: one core, and what one has compiled the 
     "JAX_NUM_CPU_DEVICES": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "NPROC": "1",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_cpu_multi_thread_eigen=false",
 }
 
 
@@ -208,7 +208,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
-@pytest.fixture(scope="module", params=[4, pytest.param(8, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[3, pytest.param(8, marks=pytest.mark.nightly)])
 def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory, request: Any) -> dict[str, Any]:
     """What trials come to when they are left alone."""
     folder = tmp_path_factory.mktemp("undisturbed")

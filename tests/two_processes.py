@@ -1,9 +1,6 @@
 """One of two processes that run `fit` together; started by the tests, with the port, its number and a folder."""
 
-import os
 import sys
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 import faults  # pyright: ignore[reportMissingImports]
 import grain
@@ -23,6 +20,7 @@ def fit(num_steps, data, batch_size=None, **options):
 
 if __name__ == "__main__":
     port, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", 2, number, heartbeat_timeout_seconds=20)
     mesh = jax.make_mesh((4,), ("data",))

@@ -1,7 +1,6 @@
 """What a run of the guide shows: its distributions, and those that an ELBO's own runs went through."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -84,30 +83,3 @@ def _with_latent_axes(site: Any) -> dist.Distribution:
     plates = [-frame.dim for frame in site["cond_indep_stack"]]
     q = site["fn"]
     return q.to_event(min([*plates, len(q.batch_shape) + 1]) - 1)
-
-
-def warn_if_unweighted(svi: Any, batch: Any, batch_size: int, rows: int) -> None:
-    """Say aloud if a prior that all rows share meets the likelihood of a batch that does not stand for all rows."""
-    if batch_size == rows:
-        return
-    shared, unweighted = [], []
-
-    def look(key: Array) -> None:
-        model = numpyro.handlers.seed(svi.model, key)
-        for name, site in numpyro.handlers.trace(model).get_trace(*batch, **svi.static_kwargs).items():
-            if site["type"] != "sample":
-                continue
-            of_rows = batch_size in jnp.shape(site["value"])
-            if not site["is_observed"] and not of_rows:
-                shared.append(name)
-            elif site["is_observed"] and of_rows and site["scale"] is None:
-                unweighted.append(name)
-
-    jax.eval_shape(look, jax.random.key(0))
-    if shared and unweighted:
-        warnings.warn(
-            f"`batch_size` is {batch_size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
-            f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
-            f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
-            stacklevel=4,
-        )

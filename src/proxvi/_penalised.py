@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array
 
@@ -60,6 +61,23 @@ class Penalised:
             start = constraint.init(own, lambda at=at: jax.eval_shape(at, own))
             states.append(ProximityState(start, Telemetry.unmeasured()))
         return tuple(states)
+
+    def unweighted(self, params: dict[str, Any], mutable_state: Any, batch: Any) -> tuple[list[str], list[str]]:
+        """Latent variables that all rows share, and observations of rows that stand for those of the batch alone."""
+        size, shared, unweighted = np.shape(jax.tree.leaves(batch)[0])[0], [], []
+
+        def look(key: Array) -> None:
+            _, trace = self._traces(key, self._constrained(params, mutable_state), batch, {}, prior=True)
+            for name, site in trace.items():
+                if site["type"] == "sample":
+                    of_rows = size in jnp.shape(site["value"])
+                    if not site["is_observed"] and not of_rows:
+                        shared.append(name)
+                    elif site["is_observed"] and of_rows and site["scale"] is None:
+                        unweighted.append(name)
+
+        jax.eval_shape(look, jax.random.key(0))
+        return shared, unweighted
 
     def __call__(
         self, params: dict[str, Any], svi_state: Any, key: Any, args: Any, kwargs: Any

@@ -12,7 +12,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proxvi._checks import common_length
-from proxvi._guides import warn_if_unweighted
 from proxvi.data import Arrays, Stream, digest, is_key, local, signature
 from proxvi.svi import ProximitySVI, is_finite_state
 
@@ -51,11 +50,11 @@ class Run:
                     f"`mesh`, got {size}; change one of them."
                 )
         self._first = self.source.first()
-        if batch_size is not None:
-            warn_if_unweighted(svi, self._first, batch_size, common_length("data", data, "it is the rows' axis"))
         if jax.process_count() > 1:  # all start from what process 0 sees
             self._first = multihost_utils.broadcast_one_to_all(self._first)
         self.state = self.place(svi.init(init_key, *self._first))
+        if batch_size is not None:
+            svi.warn_if_unweighted(self.state, common_length("data", data, "it is the rows' axis"), *self._first)
         options: dict[str, Any] = {} if mesh is None else {"out_shardings": self._everywhere()}
         self._plain = jax.jit(lambda *args: self._advance(svi.update, *args), **options)
         self._guarded = jax.jit(lambda *args: self._advance(svi.guarded_update, *args), **options)

@@ -306,6 +306,19 @@ class ProximitySVI(SVI):
                     stacklevel=3,
                 )
 
+    def warn_if_unweighted(self, state: ProximitySVIState, rows: int, *batch: Any) -> None:
+        """Say aloud if the prior of what all rows share meets the likelihood of a batch that does not stand for all."""
+        size = np.shape(jax.tree.leaves(batch)[0])[0]
+        params = self.optim.get_params(state.optim_state)
+        shared, unweighted = self._objective.unweighted(params, state.mutable_state, batch) if size < rows else ([], [])
+        if shared and unweighted:
+            warnings.warn(
+                f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
+                f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
+                f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
+                stacklevel=4,
+            )
+
     def check_skipped(self, state: ProximitySVIState) -> None:
         """Raise `FloatingPointError` if the latest `max_skipped_in_a_row` steps were not finite."""
         skipped = jax.device_get(state.skipped)
