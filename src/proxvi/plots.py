@@ -93,17 +93,24 @@ def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> 
     _save(figure, path)
 
 
-def curves(figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], path: Path) -> None:
+def curves(
+    figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], path: Path, *, upper: float = 60.0
+) -> None:
     """Training over time: the ELBO, whole and its upper end, the entropy of q and the magnitude of the constraint.
 
     Args:
         figures: those of trials, by method (a line each) and by start (a column each), all seeds.
         path: where to save the picture.
+        upper: how many nats the upper end is.
     """
     plt = _pyplot()
     columns = sorted({column for cells in figures.values() for column in cells})
+    known = {
+        name for cells in figures.values() for seeds in cells.values() for seed in seeds for name in seed["curves"]
+    }
     rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", "entropy of q": "entropy"}
-    rows |= {"magnitude": "magnitude"}
+    if "magnitude" in known:
+        rows["magnitude"] = "magnitude"
     size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(columns), layout="constrained", **size)
     best = max(
@@ -126,8 +133,10 @@ def curves(figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], pat
                             label=label,
                         )
         panels[0, j].set(title=column, yscale="symlog")
-        panels[1, j].set(ylim=(best - 60, best + 3))
-        panels[3, j].set(yscale="log", xlabel="step")
+        panels[1, j].set(ylim=(best - upper, best + upper / 20))
+        panels[-1, j].set(xlabel="step")
+        if "magnitude" in rows:
+            panels[-1, j].set(yscale="log")
         panels[0, j].legend(fontsize="small")
     for axes, name in zip(panels[:, 0], rows, strict=True):
         axes.set_ylabel(name)
