@@ -193,11 +193,13 @@ def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> N
 
 
 @pytest.mark.xdist_group("processes")
-def test_nothing_is_lost_by_kill(tmp_path: Path) -> None:
-    faults.kill(tmp_path, times=1)
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.nightly)])
+def test_nothing_is_lost_by_kill(tmp_path: Path, times: int) -> None:
+    faults.kill(tmp_path, times)
 
 
 @pytest.mark.nightly
+@pytest.mark.xdist_group("processes")
 def test_sigterm_at_any_moment_saves_and_exits(tmp_path: Path) -> None:
     faults.kill(tmp_path, times=5, number=signal.SIGTERM)
 
@@ -214,8 +216,9 @@ def test_sigterm_saves_and_exits(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert faults.bits(faults.run(tmp_path)) == faults.bits(faults.run(None))
 
 
-def test_damaged_checkpoints_are_never_loaded(tmp_path: Path) -> None:
-    faults.damage(tmp_path, flips=10, cuts=5, runs=1)
+@pytest.mark.parametrize(("flips", "cuts"), [(10, 5), pytest.param(100, 20, marks=pytest.mark.nightly)])
+def test_damaged_checkpoints_are_never_loaded(tmp_path: Path, flips: int, cuts: int) -> None:
+    faults.damage(tmp_path, flips, cuts, runs=1)
 
 
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 from jax import Array
 
@@ -62,9 +61,11 @@ class Penalised:
             states.append(ProximityState(start, Telemetry.unmeasured()))
         return tuple(states)
 
-    def unweighted(self, params: dict[str, Any], mutable_state: Any, batch: Any) -> tuple[list[str], list[str]]:
+    def unweighted(
+        self, params: dict[str, Any], mutable_state: Any, batch: Any, size: int
+    ) -> tuple[list[str], list[str]]:
         """Latent variables that all rows share, and observations of rows that stand for those of the batch alone."""
-        size, shared, unweighted = np.shape(jax.tree.leaves(batch)[0])[0], [], []
+        shared, unweighted = [], []
 
         def look(key: Array) -> None:
             _, trace = self._traces(key, self._constrained(params, mutable_state), batch, {}, prior=True)

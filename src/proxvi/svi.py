@@ -309,8 +309,10 @@ class ProximitySVI(SVI):
     def warn_if_unweighted(self, state: ProximitySVIState, rows: int, *batch: Any) -> None:
         """Say aloud if the prior of what all rows share meets the likelihood of a batch that does not stand for all."""
         size = np.shape(jax.tree.leaves(batch)[0])[0]
+        if size == rows:
+            return
         params = self.optim.get_params(state.optim_state)
-        shared, unweighted = self._objective.unweighted(params, state.mutable_state, batch) if size < rows else ([], [])
+        shared, unweighted = self._objective.unweighted(params, state.mutable_state, batch, size)
         if shared and unweighted:
             warnings.warn(
                 f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "

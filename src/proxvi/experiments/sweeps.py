@@ -142,7 +142,8 @@ def sweep(
             reached = sum(_reached(trial, runs) if known is None else trial.steps for trial, known in figures.items())
             bar.update(reached - bar.n)
             bar.set_postfix_str(f"{sum(f is not None for f in figures.values())} of {len(figures)} trials finished")
-            time.sleep(1.0 if jobs else 0.0)
+            if jobs:
+                time.sleep(1.0)
     if failed:
         listed = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
         raise RuntimeError(
