@@ -113,12 +113,10 @@ def curves(
         rows["magnitude"] = "magnitude"
     size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(columns), layout="constrained", **size)
-    best = max(
-        np.nanmax(seed["curves"]["validation_elbo"])
-        for cells in figures.values()
-        for seeds in cells.values()
-        for seed in seeds
-    )
+    elbos = [
+        seed["curves"]["validation_elbo"] for cells in figures.values() for seeds in cells.values() for seed in seeds
+    ]
+    worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
     for j, column in enumerate(columns):
         for i, (method, cells) in enumerate(figures.items()):
             for n, seed in enumerate(cells.get(column, [])):
@@ -132,7 +130,7 @@ def curves(
                             lw=1.2,
                             label=label,
                         )
-        panels[0, j].set(title=column, yscale="symlog")
+        panels[0, j].set(title=column, yscale="symlog" if worst < 10 * best < 0 else "linear")
         panels[1, j].set(ylim=(best - upper, best + upper / 20))
         panels[-1, j].set(xlabel="step")
         if "magnitude" in rows:

@@ -189,8 +189,8 @@ def report(folder: Path) -> str:
     (folder / "table.md").write_text(text + "\n")
     plots.curves({name: {"": cells[COLUMN]} for name, cells in figures.items()}, folder / "curves.png", upper=8.0)
     drawn = {"digits": records[0]["figures"]["digits"]}
-    drawn |= {f"{name}, again": cells[COLUMN][0]["reconstructions"] for name, cells in figures.items()}
-    drawn |= {f"{name}, new": cells[COLUMN][0]["samples"][:SHOWN] for name, cells in figures.items()}
+    drawn |= {f"{name}, reconstructed": cells[COLUMN][0]["reconstructions"] for name, cells in figures.items()}
+    drawn |= {f"{name}, sampled": cells[COLUMN][0]["samples"][:SHOWN] for name, cells in figures.items()}
     decoded = {name: np.array([decode(image) for image in images]) for name, images in drawn.items()}
     plots.digits(decoded, folder / "samples.png")
     return text
