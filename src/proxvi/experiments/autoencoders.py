@@ -111,6 +111,7 @@ METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {
     "VI, sampled KL": lambda trial: (Trace_ELBO(), ()),
     "VI, KL warm-up": lambda trial: (_warm_up(trial), ()),
     "PVI, orthogonal": lambda trial: (TraceMeanField_ELBO(), _orthogonal(trial)),
+    "PVI, orthogonal, sampled KL": lambda trial: (Trace_ELBO(), _orthogonal(trial)),
     "PVI, entropy": lambda trial: (TraceMeanField_ELBO(), held(proxvi.entropy, trial)),
     "PVI, KL": lambda trial: (TraceMeanField_ELBO(), held(proxvi.kl_to_prior, trial)),
     "PVI, mean/variance": lambda trial: (TraceMeanField_ELBO(), held(proxvi.mean_variance, trial)),
@@ -144,7 +145,7 @@ class Grid:
             Trial(method, magnitude, steps, seed=seed)
             for seed in self.seeds
             for method in self.methods
-            for magnitude in (self.magnitudes if method == "PVI, orthogonal" else (0.0,))
+            for magnitude in (self.magnitudes if method.startswith("PVI, orthogonal") else (0.0,))
         ]
 
 
