@@ -2,8 +2,7 @@
 
 import os
 
-# LLVM's full optimisation is a third of the time of these tests, and without any they take longer again.
-# `XLA_FLAGS= pytest` is with it.
+# LLVM's full optimisation is a third of the time of these tests. `XLA_FLAGS= pytest` is with it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
 import jax

@@ -105,18 +105,14 @@ def curves(
     """
     plt = _pyplot()
     columns = sorted({column for cells in figures.values() for column in cells})
-    known = {
-        name for cells in figures.values() for seeds in cells.values() for seed in seeds for name in seed["curves"]
-    }
+    traces = [seed["curves"] for cells in figures.values() for seeds in cells.values() for seed in seeds]
+    elbos = [trace["validation_elbo"] for trace in traces]
+    worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
     rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", "entropy of q": "entropy"}
-    if "magnitude" in known:
+    if any("magnitude" in trace for trace in traces):
         rows["magnitude"] = "magnitude"
     size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(columns), layout="constrained", **size)
-    elbos = [
-        seed["curves"]["validation_elbo"] for cells in figures.values() for seeds in cells.values() for seed in seeds
-    ]
-    worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
     for j, column in enumerate(columns):
         for i, (method, cells) in enumerate(figures.items()):
             for n, seed in enumerate(cells.get(column, [])):
