@@ -187,16 +187,27 @@ def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> 
     assert "4,000,000 steps (1 of the paper's)" in printed
     assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |  | −114.1 / −107.5 |" in printed
     assert (tmp_path / "table.md").read_text() == printed + "\n"
-    # What is no seed is not averaged with them.
+    # What is no seed is not averaged with them, and says in what it is not as the caption has it.
     shorter = Trial("PVI, entropy", "bad", steps=400_000)
     found = {"elbo": -200.0, "log_likelihood": -190.0, "curves": curves, "samples": [blank], "khat_above": 0.9}
     path = trials._path(shorter, tmp_path, 5_000, 10_000)
     trials.results.save(path, trials._settings(shorter, 5_000, 10_000), found, seconds=1.0)
     printed = belief_networks.report(tmp_path)
-    assert "| PVI, entropy (steps 4000000) | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |" in printed
+    assert "4,000,000 steps (1 of the paper's), γ 1e-10, 10,000 digits" in printed
+    assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |" in printed
     assert "| PVI, entropy (steps 400000) | −200.0 / −190.0† | −118.0 / −110.0 |" in printed
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert (tmp_path / "samples.png").stat().st_size > 1_000
+    # Another method's short trial does not change the caption; a file of another protocol is no result.
+    path.unlink()
+    other = Trial("annealing", "bad", steps=400_000)
+    path = trials._path(other, tmp_path, 5_000, 10_000)
+    trials.results.save(path, trials._settings(other, 5_000, 10_000), found, seconds=1.0)
+    printed = belief_networks.report(tmp_path)
+    assert "4,000,000 steps" in printed
+    assert "| annealing (steps 400000) | −200.0" in printed
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": 0}))
+    assert "annealing" not in belief_networks.report(tmp_path)
 
 
 @pytest.fixture(scope="module")

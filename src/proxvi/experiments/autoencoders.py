@@ -176,10 +176,10 @@ def report(folder: Path) -> str:
     orthogonal = [name for name in means if name.startswith("PVI, orthogonal")]
     if orthogonal:  # the paper reports the best of them
         paper[max(orthogonal, key=means.__getitem__).split(" (")[0]] = {COLUMN: PAPER["PVI, orthogonal"]}
-    first = records[0]["settings"]
+    common = tables.usual(records)
     caption = (
-        f"Validation ELBO / log likelihood in nats, mean ± standard deviation over seeds; {first['steps']:,} steps, "
-        f"{first['digits']:,} digits, {first['samples']:,} samples"
+        f"Validation ELBO / log likelihood in nats, mean ± standard deviation over seeds; {common['steps']:,} steps, "
+        f"{common['digits']:,} digits, {common['samples']:,} samples"
     )
     lines = ["| method | active units | KL of a digit, nats | largest KL of a dimension |", "| --- | --- | --- | --- |"]
     for name, cells in figures.items():

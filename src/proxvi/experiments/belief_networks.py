@@ -159,15 +159,15 @@ def report(folder: Path) -> str:
     if not records:
         return f"no result files in {folder}"
     order = list(METHODS)
-    records.sort(key=lambda r: (r["settings"]["steps"], order.index(r["settings"]["method"]), -r["settings"]["gamma"]))
+    records.sort(key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["steps"], -r["settings"]["gamma"]))
     figures = tables.grouped(records, lambda settings: settings["method"], lambda settings: settings["start"])
-    first = records[0]["settings"]
+    common = tables.usual(records)
     caption = (
-        f"Validation ELBO / log likelihood in nats; units in each layer: {', '.join(map(str, first['units']))}; "
-        f"{first['steps']:,} steps ({first['steps'] / STEPS:g} of the paper's), {first['digits']:,} digits, "
-        f"{first['samples']:,} samples"
+        f"Validation ELBO / log likelihood in nats; units in each layer: {', '.join(map(str, common['units']))}; "
+        f"{common['steps']:,} steps ({common['steps'] / STEPS:g} of the paper's), γ {common['gamma']:g}, "
+        f"{common['digits']:,} digits, {common['samples']:,} samples"
     )
-    text = f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER.get(len(first['units']), {}))}"
+    text = f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER.get(len(common['units']), {}))}"
     (folder / "table.md").write_text(text + "\n")
     plots.curves(figures, folder / "curves.png")
     drawn = {

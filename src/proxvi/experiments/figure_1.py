@@ -1,8 +1,7 @@
 """Figure 1: the Bernoulli factor model from a ring of starts, by every method."""
 
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import optax
-import tqdm
 from jax import Array
 
 import proxvi
@@ -179,21 +177,15 @@ def judge(elbos: Any, means: Any, reference: Any) -> dict[str, float]:
     }
 
 
-def measure(s: Settings, folder: Path) -> dict[str, Any]:
-    """The figures of one method, from its result file if it has been run before."""
-    path = folder / f"{results.name(s.method, asdict(s))}.json"
-    known = results.read(path, asdict(s))
-    if known is None:
-        started = time.perf_counter()
-        ended, reference = jax.block_until_ready((run(s), from_the_truth(replace(s, method="VI"))))
-        known = {
-            **judge(ended["elbos"], ended["means"], reference),
-            "reference": np.asarray(reference),
-            "elbos": np.asarray(ended["elbos"]),
-            "means": np.asarray(ended["means"]),
-        }
-        known = results.save(path, asdict(s), known, seconds=time.perf_counter() - started)
-    return known
+def measure(s: Settings) -> dict[str, Any]:
+    """The figures of one method."""
+    ended, reference = run(s), from_the_truth(replace(s, method="VI"))
+    return {
+        **judge(ended["elbos"], ended["means"], reference),
+        "reference": np.asarray(reference),
+        "elbos": np.asarray(ended["elbos"]),
+        "means": np.asarray(ended["means"]),
+    }
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
@@ -254,12 +246,9 @@ def reproduce(
         The table.
     """
     s = Settings("VI", data_sets=data_sets, starts=starts, steps=steps, seed=seed)
-    figures = {}
-    with tqdm.tqdm(METHODS, unit="method", disable=None) as bar:
-        for name in bar:
-            bar.set_postfix_str(name)
-            one = replace(s, method=name, data_sets=max(1, data_sets // 10) if name in SLOW else data_sets)
-            figures[name] = measure(one, folder)
+    fewer = max(1, data_sets // 10)
+    trials = [replace(s, method=name, data_sets=fewer if name in SLOW else data_sets) for name in METHODS]
+    figures = dict(zip(METHODS, results.measured(folder, trials, measure), strict=True))
     plots.arrows(
         {name: np.asarray(figures[name]["means"])[0] for name in ("VI", "PVI, entropy")},
         np.asarray(ring(starts)),
@@ -308,21 +297,23 @@ def reproduce_settings(
         The table.
     """
     s = Settings("VI", data_sets=data_sets, starts=starts, steps=int(10_000 * scale), seed=seed)
-    settings = [(name, value, method) for name, values in GRID.items() for value in values for method in STUDIED]
     shares: dict[str, dict[str, list[float]]] = {name: {m: [] for m in STUDIED} for name in GRID}
-    with tqdm.tqdm(settings, unit="run", disable=None) as bar:
-        for name, value, method in bar:
-            bar.set_postfix_str(f"{method}, {name} {value:g}")
-            scaled = int(value * scale) if name == "steps" else value
-            one = measure(replace(s, method=method, **{name: scaled}), folder)
-            shares[name][method].append(one["free"])
+    studied = [(name, value, method) for name, values in GRID.items() for value in values for method in STUDIED]
+    variants = ("PVI, entropy", *VARIANTS)
+    trials = [
+        replace(s, method=method, **{name: int(value * scale) if name == "steps" else value})
+        for name, value, method in studied
+    ] + [replace(s, method=name) for name in variants]
+    figures = results.measured(folder, trials, measure)
+    for (name, _, method), one in zip(studied, figures, strict=False):
+        shares[name][method].append(one["free"])
     plots.study(GRID, shares, folder / "settings.png")
     lines = ["| setting | value | " + " | ".join(STUDIED) + " |", "|---" * (2 + len(STUDIED)) + "|"]
     for name, values in GRID.items():
         for i, value in enumerate(values):
             cells = " | ".join(f"{shares[name][m][i]:.0%}" for m in STUDIED)
             lines.append(f"| {name} | {value:g} | {cells} |")
-    variants = {name: measure(replace(s, method=name), folder) for name in ("PVI, entropy", *VARIANTS)}
-    text = "\n".join([*lines, "", table(variants)])
+    compared = dict(zip(variants, figures[len(studied) :], strict=True))
+    text = "\n".join([*lines, "", table(compared)])
     (folder / "table.md").write_text(text + "\n")
     return text

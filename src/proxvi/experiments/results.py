@@ -7,14 +7,18 @@ import platform
 import re
 import shlex
 import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 
-__all__ = ["command", "cores", "name", "read", "save"]
+__all__ = ["command", "cores", "current", "measured", "name", "read", "save", "say_what_is_known"]
 
 PROTOCOL = 1  # raise it with a change of the code that changes figures: files of another are not taken for results
 VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
@@ -67,8 +71,38 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         return None
     record = json.loads(path.read_text())
     same = record["settings"] == json.loads(json.dumps(settings, default=_plain))
-    same = same and record.get("protocol", 1) == PROTOCOL
-    return record["figures"] if same else None
+    return record["figures"] if same and current(record) else None
+
+
+def measured(folder: Path, trials: Iterable[Any], measure: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The figures of each trial, a dataclass with a `method`; those that have no result file yet are measured."""
+    every = [(trial, asdict(trial), folder / f"{name(trial.method, asdict(trial))}.json") for trial in trials]
+    say_what_is_known([read(path, settings) is not None for _, settings, path in every], folder)
+    figures = []
+    with tqdm.tqdm(every, unit="trial", disable=None) as bar:
+        for trial, settings, path in bar:
+            bar.set_postfix_str(trial.method)
+            known = read(path, settings)
+            if known is None:
+                began = time.perf_counter()
+                known = save(path, settings, measure(trial), seconds=time.perf_counter() - began)
+            figures.append(known)
+    return figures
+
+
+def say_what_is_known(known: list[bool], folder: Path) -> None:
+    """Say aloud that figures come from files, lest someone take them for a reproduction."""
+    if any(known):
+        print(
+            f"{sum(known)} of {len(known)} results are in {folder} already and are not made again; name another folder "
+            "to make them afresh.",
+            file=sys.stderr,
+        )
+
+
+def current(record: dict[str, Any]) -> bool:
+    """Whether this code would make the same figures again."""
+    return record.get("protocol", 1) == PROTOCOL
 
 
 def _plain(x: Any) -> Any:

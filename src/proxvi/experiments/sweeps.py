@@ -63,9 +63,11 @@ class Options:
         """Sweep over the trials of the table of that name."""
         folder, runs, trials = self.results / name, self.runs / name, list(trials)
         size: dict[str, Any] = {"samples": self.samples, "digits": self.digits}
-        begun = [t.name for t in trials if (runs / t.name).exists() and finished(t, folder, **size) is None]
+        known = [finished(trial, folder, **size) is not None for trial in trials]
+        begun = [t.name for t, done in zip(trials, known, strict=True) if not done and (runs / t.name).exists()]
         if begun and not self.resume:
             raise ValueError(f"`resume` must be True to go on with {begun} in {runs}, got False; or take other `runs`.")
+        results.say_what_is_known(known, folder)
         with self._executor() as executor:
             return sweep(trials, folder, runs, executor, **size, checkpoint_every=self.checkpoint_every)
 

@@ -7,39 +7,41 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Figures", "Paper", "grouped", "records", "table"]
+from proxvi.experiments.results import current
+
+__all__ = ["Figures", "Paper", "grouped", "records", "table", "usual"]
 
 DAGGER = "†"
+TOLD_APART = ("method", "magnitude", "start", "seed")  # by row, column and mean; other settings are to be the same
 Paper = Mapping[str, Mapping[str, tuple[float, float]]]  # ELBO and log likelihood, by row and column
 Figures = dict[str, dict[str, list[dict[str, Any]]]]  # of all seeds, by row and column
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """All result files of a folder, by name."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    """All result files of a folder, by name, but for those of another protocol."""
+    found = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
+    return [record for record in found if current(record)]
+
+
+def usual(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that most trials have, for a caption; without those that tell trials apart."""
+    values = {key: [r["settings"][key] for r in records] for key in records[0]["settings"] if key not in TOLD_APART}
+    return {key: max(of_all, key=of_all.count) for key, of_all in values.items()}
 
 
 def grouped(
-    of: Iterable[dict[str, Any]], row: Callable[[dict[str, Any]], str], column: Callable[[dict[str, Any]], str]
+    records: list[dict[str, Any]], row: Callable[[dict[str, Any]], str], column: Callable[[dict[str, Any]], str]
 ) -> Figures:
     """Figures by where they belong, which `row` and `column` tell from the settings.
 
-    What else differs within a row, but for the seed, makes rows of its own: only seeds are averaged.
+    What is not as usual makes a row of its own, which says so: only seeds are averaged, and a caption with the usual
+    settings is true of all other rows.
     """
-    records = list(of)
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        rows.setdefault(row(record["settings"]), []).append(record["settings"])
-    differ = {
-        name: [key for key in cells[0] if key not in ("seed", "start") and len({str(s[key]) for s in cells}) > 1]
-        for name, cells in rows.items()
-    }
-    figures: Figures = {}
+    common, figures = usual(records), {}
     for record in records:
         settings = record["settings"]
-        name = row(settings)
-        more = ", ".join(f"{key} {settings[key]}" for key in differ[name])
-        label = f"{name} ({more})" if more else name
+        more = ", ".join(f"{key} {settings[key]}" for key, value in common.items() if settings[key] != value)
+        label = row(settings) + (f" ({more})" if more else "")
         figures.setdefault(label, {}).setdefault(column(settings), []).append(record["figures"])
     return figures
 
