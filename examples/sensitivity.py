@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import SVI, TraceMeanField_ELBO, init_to_sample
+from numpyro.infer import TraceMeanField_ELBO, init_to_sample
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
@@ -57,15 +57,13 @@ def network() -> tuple[Any, tuple[Any, ...]]:
 
 def run(problem: tuple[Any, tuple[Any, ...]], constrained: bool, starts: int, steps: int, scale: float) -> Any:
     model, data = problem
-    guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=scale)
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps), b2=0.99)
     loss = TraceMeanField_ELBO(num_particles=5)
-    svi: Any = SVI(model, guide, optimizer, loss)
-    if constrained:
-        decay = optax.exponential_decay(1.0, steps // 2, 1e-10)
-        svi = proxvi.ProximitySVI(model, guide, optimizer, loss, proxvi.Proximity(proxvi.entropy, magnitude=decay))
+    hold = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, steps // 2, 1e-10))
 
     def optimise(key):
+        guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=scale)  # a used one would start as before
+        svi = proxvi.ProximitySVI(model, guide, optimizer, loss, hold if constrained else ())
         result = svi.run(key, steps, *data, progress_bar=False)
         return result.params, -result.losses
 

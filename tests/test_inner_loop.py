@@ -151,3 +151,11 @@ def test_a_schedule_may_start_at_zero_and_fall_below_the_inner_rate() -> None:
             updates, state = optimizer.update(2 * params, state, params)
             params = optax.apply_updates(params, updates)
         assert np.all((params > 0) & (params < 1))
+
+
+def test_a_gradient_that_is_not_finite_makes_no_step_of_the_noise() -> None:
+    constraint = proxvi.Proximity(lambda params: params, magnitude=1.0, relative=False)
+    optimizer = proxvi.proximity_inner_loop(jax.random.key(0), 0.1, constraint)
+    params = jnp.zeros(2)
+    updates, _ = optimizer.update(jnp.array([jnp.nan, 1.0]), optimizer.init(params), params)
+    assert jnp.all(jnp.isnan(updates))

@@ -41,3 +41,9 @@ def test_methods_end_at_the_one_mode(methods: tuple[str, ...], tmp_path: Path, m
     assert set(rows) == set(experiment.METHODS)
     assert max(abs(float(gap.replace("−", "-"))) for gap in rows.values()) < 0.1
     assert experiment.reproduce(tmp_path, starts=1) == printed  # from the files
+
+
+def test_a_row_of_zeros_has_a_slope() -> None:
+    params = Weights(jnp.zeros(2), jnp.zeros(2))
+    slopes = jax.grad(logistic.elbo)(params, jnp.zeros((1, 2)), jnp.ones(1))
+    assert all(jnp.all(jnp.isfinite(slope)) for slope in slopes)

@@ -152,9 +152,12 @@ def test_losses_are_the_true_negative_elbo() -> None:
     np.testing.assert_allclose(svi.update(state)[1], plain.update(plain_state)[1], rtol=1e-6)
 
 
-def test_constraint_reaches_only_the_guide() -> None:
+@pytest.mark.parametrize(
+    "of", [proxvi.kl_to_prior, lambda q, prior: jnp.mean(q["z"].mean - prior["z"].mean)], ids=["KL", "one's own"]
+)
+def test_constraint_reaches_only_the_guide(of: Any) -> None:
     """With an optimiser that does nothing but add gradients up, the decoder sees the ELBO's gradient alone."""
-    statistic = constraint(proxvi.kl_to_prior, 100.0, relative=False, reference=proxvi.statistic_average(0.5))
+    statistic = constraint(of, 100.0, relative=False, reference=proxvi.statistic_average(0.5))
     svi = proxvi.ProximitySVI(belief_network, belief_guide, optax.sgd(0.1), proxvi.LeaveOneOutELBO(5), statistic)
     plain = SVI(belief_network, belief_guide, optax.sgd(0.1), proxvi.LeaveOneOutELBO(5))
     ours, theirs = svi.init(KEY, PIXELS), plain.init(KEY, PIXELS)
@@ -167,6 +170,77 @@ def test_constraint_reaches_only_the_guide() -> None:
     for name in ("decoder", "prior"):
         np.testing.assert_allclose(one[name], two[name], rtol=1e-6, atol=1e-7)
     assert not np.allclose(one["encoder"], two["encoder"], atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", [TraceGraph_ELBO, proxvi.LeaveOneOutELBO])
+def test_divergence_of_layers_is_the_mean_over_particles_and_not_that_of_their_mean(loss: Any) -> None:
+    def model() -> None:
+        numpyro.sample("below", dist.Bernoulli(0.5))
+        numpyro.sample("above", dist.Bernoulli(0.5))
+
+    def guide() -> None:
+        below = numpyro.sample("below", dist.Bernoulli(0.5))
+        weight = jnp.asarray(numpyro.param("weight", 5.0))
+        numpyro.sample("above", dist.Bernoulli(logits=weight * (2.0 * below - 1.0)))
+
+    statistic = constraint(proxvi.identity, 1.0, distance=proxvi.kl, reference=proxvi.parameter_average(0.0))
+    svi = proxvi.ProximitySVI(model, guide, optax.sgd(0.0), loss(20), statistic)
+    state, _ = svi.update(svi.init(KEY))
+    held = state.constraints[0]
+    before = held.constraint._replace(reference=jax.tree.map(jnp.zeros_like, held.constraint.reference))
+    state, _ = svi.update(state._replace(constraints=(held._replace(constraint=before),)))
+    expected = np.log(2.0) - proxvi.entropy(dist.Bernoulli(logits=5.0))  # of the unit above, whatever is below
+    np.testing.assert_allclose(
+        jnp.stack([report.distance for report in proxvi.telemetry(state)]), [expected], rtol=1e-5
+    )
+
+
+def test_a_positive_vector_of_an_autoguide_is_held_unit_by_unit() -> None:
+    def model() -> None:
+        numpyro.sample("scales", dist.LogNormal(0.0, 1.0).expand([3]).to_event(1))
+
+    shapes = []
+
+    def both(q: Any, prior: Any) -> Any:
+        found = proxvi.entropy(q["scales"]), proxvi.kl_to_prior(q["scales"], prior["scales"])
+        shapes.extend(x.shape for x in found)
+        return found
+
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.sgd(0.1), Trace_ELBO(), constraint(both))
+    svi.update(svi.init(KEY))
+    assert set(shapes) == {(3,)}
+
+
+def test_what_an_optimiser_has_infinite_by_design_is_no_fault() -> None:
+    optimizer = optax.chain(optax.adam(0.05), optax.contrib.reduce_on_plateau(accumulation_size=50))
+    svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optimizer, Trace_ELBO(), ())
+    assert svi.run(KEY, 60, progress_bar=False).state.skipped.total == 0
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (), (1_000,)])
+def test_whether_all_is_finite_does_not_hang_on_size_or_precision(shape: tuple[int, ...]) -> None:
+    from proxvi.svi import _is_finite
+
+    assert _is_finite(jnp.full(shape, 100.0, jnp.float16))
+    assert _is_finite(jnp.full(shape, jnp.nan)) == (0 in shape)
+
+
+def test_an_autoguide_that_has_started_is_not_mapped_over_keys_in_silence() -> None:
+    svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.1), Trace_ELBO(), ())
+    svi.init(KEY)
+    with pytest.warns(UserWarning, match="`guide` must be new where"):
+        jax.vmap(svi.init)(jax.random.split(KEY, 2))
+
+
+def test_a_state_before_init_is_refused() -> None:
+    state = (svi := make_regression()).init(KEY)
+    with pytest.raises(ValueError, match="`svi_state` must come from `init`"):
+        make_regression().update(state)
+    svi.with_loss(Trace_ELBO(2)).update(state)  # another ELBO goes on from it
+
+
+def make_regression() -> proxvi.ProximitySVI:
+    return proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.1), Trace_ELBO(), constraint())
 
 
 GUIDES = {

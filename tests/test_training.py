@@ -161,6 +161,37 @@ def test_checkpoints_of_another_run_are_refused_by_name(tmp_path: Path) -> None:
     assert len(fit(steps=300).losses) == 300  # going on for longer is no other run
 
 
+def test_a_constraint_on_another_site_is_another_run(tmp_path: Path) -> None:
+    def model(x: Any) -> None:
+        one, two = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("one", "two"))
+        numpyro.sample("x", dist.Normal(one + two, 1.0), obs=x)
+
+    def fit(statistic: Any) -> Any:
+        svi = proxvi.ProximitySVI(
+            model, AutoNormal(model), optax.adam(0.1), Trace_ELBO(), proxvi.Proximity(statistic, magnitude=1.0)
+        )
+        return proxvi.fit(svi, KEY, 10, ROWS[:, 0], checkpoints=tmp_path)
+
+    def of(site: str) -> Any:
+        return lambda q: proxvi.entropy(q[site])
+
+    fit(of("one"))
+    fit(of("one"))
+    with pytest.raises(proxvi.ConfigurationError, match="for `constraints`"):
+        fit(of("two"))
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxvi import checkpoints
+
+    monkeypatch.setattr(checkpoints, "LONGEST_WAIT", 1)
+    first = checkpoints.Checkpoints(tmp_path, {}, keep=2)
+    with pytest.raises(RuntimeError, match="`checkpoints` must be a folder that no other run uses"):
+        checkpoints.Checkpoints(tmp_path, {}, keep=2)
+    first.close()
+    checkpoints.Checkpoints(tmp_path, {}, keep=2).close()
+
+
 def test_arrays_that_the_model_closes_over_are_part_of_the_run(tmp_path: Path) -> None:
     def fit(scale: Any) -> Any:
         def model(x: Any) -> None:
@@ -261,6 +292,7 @@ def test_callers_svi_reads_the_result() -> None:
     result = proxvi.fit(svi, KEY, 50, ROWS)
     np.testing.assert_array_equal(svi.get_params(result.state)["mean_auto_loc"], result.params["mean_auto_loc"])
     assert np.isfinite(svi.evaluate(result.state, ROWS))
+    assert len(svi.run(KEY, 5, ROWS, init_state=result.state, progress_bar=False).losses) == 5
 
 
 def test_patience_does_not_wait_for_what_beats_nan() -> None:
@@ -436,6 +468,12 @@ def test_bad_arguments_are_refused() -> None:
         proxvi.fit(svi, KEY, 10, [ROWS[:10], ROWS[:10], ROWS[:5]])
     with pytest.raises(ValueError, match="`data` must be arrays or an iterable of batches"):
         proxvi.fit(svi, KEY, 10, [1.0, 2.0])
+    with pytest.raises(
+        TypeError, match=r"`data` must be what the model takes, one argument after the other, got a tuple"
+    ):
+        proxvi.fit(svi, KEY, 10, (ROWS, ROWS))
+    with pytest.raises(ValueError, match="`patience` must be an integer of at least 1, got 0"):
+        proxvi.fit(svi, KEY, 10, ROWS, validation=ROWS, patience=0)
 
 
 def test_a_batch_that_does_not_stand_for_all_rows_is_said_aloud(recwarn: pytest.WarningsRecorder) -> None:

@@ -64,6 +64,7 @@ def _unwrapped(
     d: dist.Distribution, measure: Callable[[dist.Distribution], Array], keeps_event: bool
 ) -> tuple[Array, Array | None, tuple[int, ...]]:
     """`measure` inside the wrappers, shaped `d.batch_shape + latent axes`; the mask with it; the latent axes."""
+    d = _axes_outside(d)
     match d:
         case dist.Independent():
             value, mask, latent = _unwrapped(d.base_dist, measure, keeps_event)
@@ -83,9 +84,26 @@ def _unwrapped(
 
 def innermost(d: dist.Distribution) -> dist.Distribution:
     """`d` without its Independent, masked and expanded layers."""
-    while isinstance(d, dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
+    while isinstance(d := _axes_outside(d), dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
         d = d.base_dist
     return d
+
+
+def _axes_outside(d: dist.Distribution) -> dist.Distribution:
+    """`d` with `to_event` outside of transforms of single elements; for a positive vector AutoNormal has it inside."""
+    if not isinstance(d, dist.TransformedDistribution) or not isinstance(d.base_dist, dist.Independent):
+        return d
+    inside: Any = d.base_dist
+    elementwise = [_of_elements(t) for t in d.transforms]
+    if any(t.domain.event_dim or t.codomain.event_dim for t in elementwise):
+        return d
+    return dist.TransformedDistribution(inside.base_dist, elementwise).to_event(inside.reinterpreted_batch_ndims)
+
+
+def _of_elements(transform: Any) -> Any:
+    return (
+        _of_elements(transform.base_transform) if isinstance(transform, transforms.IndependentTransform) else transform
+    )
 
 
 def entropy(d: dist.Distribution, key: Array | None, num_samples: int) -> Array:

@@ -53,11 +53,21 @@ class Observer:
             return function(key), self._first(key)
 
         result, seen = vectorize(both, keys)
-        self._seen = jax.tree.map(lambda x: jnp.mean(x, axis=0), seen)
+        self._seen = {i: over_particles(statistic) for i, statistic in seen.items()}
         return result
 
     def values(self, key: Array) -> Any:
         return self._first(key) if self._seen is None else self._seen
+
+
+def over_particles(statistic: Any) -> Any:
+    """The mean of a statistic over particles; distributions have none, and stay apart along the first axis."""
+    return statistic if holds_distributions(statistic) else jax.tree.map(lambda x: jnp.mean(x, axis=0), statistic)
+
+
+def holds_distributions(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree, is_leaf=_distributions.is_distribution)
+    return any(_distributions.is_distribution(leaf) for leaf in leaves)
 
 
 def latent_sites(guide_trace: dict[str, Any]) -> dict[str, Any]:

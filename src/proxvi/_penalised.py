@@ -1,6 +1,8 @@
 """The objective of `ProximitySVI`, `−ELBO + Σ k d`, of one model and guide: how it is put together at one step."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import numpyro
 from jax import Array
 
 from proxvi._calls import Arguments
-from proxvi._guides import OBSERVABLE, Observer, latent_sites
+from proxvi._guides import OBSERVABLE, Observer, holds_distributions, latent_sites, over_particles
 from proxvi.constraint import Proximity, Telemetry
 from proxvi.estimators import MultiParticleELBO
 from proxvi.tempered import TemperedELBO
@@ -30,11 +32,13 @@ class Penalised:
         constraints: tuple[Proximity, ...],
         static_kwargs: dict[str, Any],
     ) -> None:
-        self.model, self.guide, self.loss, self.static_kwargs = model, guide, loss, static_kwargs
+        self.model, self.guide, self.static_kwargs = model, guide, static_kwargs
         self.constraints = constraints
+        self.loss = loss
+        self.estimator = loss.elbo if isinstance(loss, TemperedELBO) else loss
+        self._constrain: Callable[[Any], Any] | None = None
         # A magnitude that is the number 0 switches a constraint off: the step compiles to NumPyro's own, bit for bit.
         self.active = [i for i, c in enumerate(constraints) if not _is_zero(c.magnitude)]
-        self.estimator = loss.elbo if isinstance(loss, TemperedELBO) else loss
         self._arguments = tuple(Arguments.of(c.statistic, None) for c in constraints)
         for arguments in self._arguments:
             unknown = set(arguments.required) - {"prior", "params", "key"}
@@ -43,6 +47,13 @@ class Penalised:
                     f"`statistic` may take `prior`, `params` and `key` beside the guide's distributions, got "
                     f"{sorted(unknown)}; close over anything else."
                 )
+
+    def with_loss(self, loss: Any) -> "Penalised":
+        """The same with another ELBO."""
+        other = copy.copy(self)
+        other.loss = loss
+        other.estimator = loss.elbo if isinstance(loss, TemperedELBO) else loss
+        return other
 
     def bind(self, constrain: Callable[[Any], Any], params: dict[str, Any], state: Any, args: Any, kwargs: Any) -> None:
         """Find out which parameters are the guide's: the constraints' gradient goes to those only."""
@@ -109,9 +120,11 @@ class Penalised:
     ) -> tuple[Array, Any]:
         """The `i`-th distance and the next reference; `value` is the statistic, if it is known already."""
         at = self._statistic(i, jax.lax.stop_gradient(params), svi_state.mutable_state, key, args, kwargs)
-        own = self._of_guide(params)
-        state = svi_state.constraints[i].constraint
-        return self.constraints[i].measure(state, own, at(own) if value is None else value, at)
+        own, constraint = self._of_guide(params), self.constraints[i]
+        value = at(own) if value is None else value
+        if self.estimator.num_particles > 1 and holds_distributions(value):
+            constraint = replace(constraint, distance=_each_particle(constraint.distance))
+        return constraint.measure(svi_state.constraints[i].constraint, own, value, at)
 
     def _loss_and_values(
         self, params: dict[str, Any], svi_state: Any, key: Any, args: Any, kwargs: Any
@@ -160,7 +173,7 @@ class Penalised:
             if self.estimator.num_particles == 1:
                 return particle(key)
             keys = jax.random.split(key, self.estimator.num_particles)  # as the ELBO splits it
-            return jax.tree.map(lambda x: jnp.mean(x, axis=0), self.estimator.vectorize_particles_fn(particle, keys))
+            return over_particles(self.estimator.vectorize_particles_fn(particle, keys))
 
         return at
 
@@ -169,7 +182,8 @@ class Penalised:
         q = latent_sites(guide_trace)
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, i)}
         if "prior" in self._arguments[i].required:
-            extra["prior"] = {name: model_trace[name]["fn"] for name in q if name in model_trace}
+            prior = {name: model_trace[name]["fn"] for name in q if name in model_trace}
+            extra["prior"] = jax.lax.stop_gradient(prior)  # a constraint moves the guide alone
         try:
             return self.constraints[i].statistic(q, **self._arguments[i].chosen(extra))
         except KeyError as error:
@@ -193,6 +207,8 @@ class Penalised:
         return guide_trace, numpyro.handlers.trace(model).get_trace(*args, **kwargs)
 
     def _constrained(self, params: dict[str, Any], mutable_state: Any) -> dict[str, Any]:
+        if self._constrain is None:
+            raise ValueError("`svi_state` must come from `init` or `run` of this ProximitySVI, neither was called yet.")
         constrained = dict(self._constrain(params))
         if mutable_state:
             constrained.update(jax.lax.stop_gradient(mutable_state))
@@ -200,6 +216,11 @@ class Penalised:
 
     def _of_guide(self, params: dict[str, Any]) -> dict[str, Any]:
         return {name: params[name] for name in self._guide_params}
+
+
+def _each_particle(distance: Callable[[Any, Any], Array]) -> Callable[[Any, Any], Array]:
+    """The mean of the distances of each particle; the distributions of a unit differ with the samples it is given."""
+    return lambda reference, current: jnp.mean(jax.vmap(distance)(reference, current))
 
 
 def _is_zero(magnitude: Any) -> bool:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proxvi._checks import common_length
 from proxvi.data import Arrays, Stream, digest, is_key, local, signature
-from proxvi.svi import ProximitySVI, is_finite_state
+from proxvi.svi import ProximitySVI, stays_finite
 
 
 class Run:
@@ -32,6 +32,11 @@ class Run:
         self.svi, self._mesh = svi, None if mesh is None else Mesh(mesh.devices, mesh.axis_names)
         init_key, data_key, self._validation_key = (jax.random.fold_in(key, i) for i in range(3))
         self._key = key
+        if len(data) == 1 and isinstance(data[0], tuple):
+            raise TypeError(
+                f"`data` must be what the model takes, one argument after the other, got a tuple of {len(data[0])}; "
+                "write `fit(svi, key, num_steps, x, y)`, or make a list of what is to be a stream of batches."
+            )
         streamed = (
             len(data) == 1 and not isinstance(data[0], dict) and not _is_array(data[0]) and hasattr(data[0], "__iter__")
         )
@@ -61,9 +66,9 @@ class Run:
         self._evaluate = jax.jit(lambda state, key, data: -svi.evaluate(state._replace(rng_key=key), *data))
 
     def _advance(
-        self, update: Any, state: Any, feed: Any, first: Any, skip: Any, length: Any, measure: Any
+        self, update: Any, before: Any, feed: Any, first: Any, skip: Any, length: Any, measure: Any
     ) -> tuple[Any, Any, Any]:
-        """`length` steps, their losses and whether all is finite after them; one program for any length.
+        """`length` steps, their losses and whether all that was finite still is; one program for any length.
 
         If `measure`, the state also tells the share of the constraints.
         """
@@ -73,11 +78,11 @@ class Run:
             state, loss = update(state, *self.source.pick(feed, first + skip + i, skip + i))
             return state, losses.at[i].set(loss)
 
-        state, losses = jax.lax.fori_loop(0, length, body, (state, jnp.zeros(self.source.longest)))
+        state, losses = jax.lax.fori_loop(0, length, body, (before, jnp.zeros(self.source.longest)))
         last = jnp.maximum(skip + length - 1, 0)
         batch = self.source.pick(feed, first + last, last)
         measured = jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state)
-        return measured, losses, is_finite_state(state)
+        return measured, losses, stays_finite(before, state)
 
     def steps(self, step: int, limit: int, pace: int, report_every: int, num_steps: int) -> tuple[int, np.ndarray]:
         """Take up to `limit` steps from `step` on; returns how many, and their losses. `pace` is for the next time."""
@@ -143,8 +148,8 @@ class Run:
         """What a checkpoint must agree with: data, key, constraints, estimator, and the program of a step."""
         constraints = [
             {
-                "statistic": getattr(c.statistic, "__qualname__", type(c.statistic).__name__),
-                "distance": getattr(c.distance, "__qualname__", type(c.distance).__name__),
+                "statistic": _name_and_code(c.statistic),
+                "distance": _name_and_code(c.distance),
                 "relative": c.relative,
             }
             for c in self.svi.constraints
@@ -157,7 +162,8 @@ class Run:
             "loss": type(self.svi.loss).__name__,
             "devices": 1 if self._mesh is None else self._mesh.size,
             "jax": jax.__version__,
-            # learning rate, schedules, architecture: all of it is in the program
+            # Learning rate, schedules, architecture are in the program: what is computed, though not of which of
+            # several alike, because an ELBO may add up its sites in another order in each process.
             "program": hashlib.sha256("\n".join(sorted(_equations(program))).encode()).hexdigest(),
         }
 
@@ -208,6 +214,22 @@ def _equations(program: Any) -> Iterator[str]:
                 settings.append(f"{name}={value}")
         results = [str(x.aval) for x in equation.outvars]
         yield re.sub(r"0x[0-9a-f]+", "", f"{equation.primitive} {constants} {results} {settings}")
+
+
+def _name_and_code(function: Any) -> str:
+    """What a function is called, and a digest of what it does; `lambda q: entropy(q["a"])` is not that of `q["b"]`."""
+
+    def parts(code: Any) -> Iterator[str]:
+        yield f"{code.co_code.hex()} {code.co_names}"
+        for constant in code.co_consts:
+            yield from parts(constant) if hasattr(constant, "co_code") else (repr(constant),)
+
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if not hasattr(function, "__code__"):
+        return name
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    closed_over = [repr(x) for x in cells if isinstance(x, str | int | float | bool)]
+    return f"{name} {hashlib.sha256(' '.join([*parts(function.__code__), *closed_over]).encode()).hexdigest()[:8]}"
 
 
 def _is_program(x: Any) -> bool:

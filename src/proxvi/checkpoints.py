@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import json
+import logging
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,9 @@ import numpy as np
 from proxvi.data import is_key, local, signature
 
 __all__ = ["ConfigurationError"]
+
+LOG = logging.getLogger("proxvi")
+LONGEST_WAIT = 60  # seconds for another run to leave the folder
 
 
 class ConfigurationError(ValueError):
@@ -57,12 +62,11 @@ class Checkpoints:
         self._configuration = json.loads(json.dumps(configuration))
         self._pending: tuple[int, Any] | None = None
         self._broken = False
+        self._lock: Any = None
         try:
             if jax.process_index() == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                probe = self.folder / ".writable"
-                probe.touch()
-                probe.unlink()
+                self._lock = _locked(self.folder / ".lock")
             self._orbax = training.Checkpointer(
                 self.folder,
                 preservation_policy=training.preservation_policies.LatestN(keep),
@@ -144,8 +148,11 @@ class Checkpoints:
         return None if newest is None else newest.step
 
     def close(self) -> None:
-        """End the background threads."""
-        with contextlib.suppress(Exception) if self._broken else contextlib.nullcontext():
+        """End the background threads, and let others have the folder."""
+        with contextlib.ExitStack() as stack:
+            if self._lock is not None:
+                stack.enter_context(self._lock)
+            stack.enter_context(contextlib.suppress(Exception) if self._broken else contextlib.nullcontext())
             self._orbax.close()  # says again what went wrong, if something did
 
     def _read(self, step: int, like: Any) -> Restored:
@@ -193,6 +200,38 @@ class Checkpoints:
             f"checkpoint {step} could not be written to {self.folder}: {error}. Earlier checkpoints are intact; make "
             "room or choose another folder, and start again to resume from them."
         )
+
+
+def _locked(path: Path) -> Any:
+    """The file, open, and no other process has it until it is closed: to open a folder removes what is being saved.
+
+    A job that was told to stop may still be saving when it is started again: that one waits. The lock goes with the
+    process that holds it, however that ends.
+    """
+    file = path.open("w")
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return file
+    waited = 0
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system without locks
+            return file
+        if waited == 0:
+            LOG.warning("waiting for another run to leave %s", path.parent)
+        if waited == LONGEST_WAIT:
+            file.close()
+            raise RuntimeError(
+                f"`checkpoints` must be a folder that no other run uses, got {str(path.parent)!r}, which one did for "
+                f"all of {LONGEST_WAIT} seconds; stop it, or choose another folder."
+            )
+        time.sleep(1.0)
+        waited += 1
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -179,6 +179,8 @@ def proximity_inner_loop(
             ),
         )
         report = Telemetry(apart(ended.step), magnitude, share(updates, magnitude, ended.slope))
-        return ended.step, InnerLoopState(after, next_key, report, ended.iteration, ended.change)
+        # With a gradient that is not finite no step is better than the noise it began with, which is no step to take.
+        step = jax.tree.map(lambda s: jnp.where(jnp.isfinite(ended.merit), s, jnp.nan).astype(s.dtype), ended.step)
+        return step, InnerLoopState(after, next_key, report, ended.iteration, ended.change)
 
     return optax.GradientTransformationExtraArgs(init, update)

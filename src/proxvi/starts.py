@@ -140,9 +140,10 @@ def multistart(
               1        -0.00         0.00        3  3
               2        -1.00         1.00        3  0
 
-        With NumPyro, the starts are keys::
+        With NumPyro, the starts are keys. An autoguide keeps where it started first, so make a new one within::
 
             def optimise(key):
+                svi = proxvi.ProximitySVI(model, AutoNormal(model), optimizer, elbo, constraint)
                 result = svi.run(key, 5_000, x, progress_bar=False)
                 return result.params, -result.losses
 

@@ -77,9 +77,9 @@ class ProximitySVI(SVI):
     distributions at the same sites, so `kl_to_prior` works as it is), `params` (the guide's, for `orthogonal`) and
     `key` (for Monte Carlo estimates). Choose a site by `lambda q: entropy(q["z"])`.
 
-    `losses` and `evaluate` are the true −ELBO, never the penalised one. In `run` and `stable_update` a step whose loss
-    or gradient is not finite leaves parameters, optimiser and references as they were and is counted; `run` stops with
-    an error after `max_skipped_in_a_row` of them.
+    `losses` and `evaluate` are the true −ELBO (with `VimcoELBO` its own, tighter bound), never the penalised one. In
+    `run` and `stable_update` a step whose loss or gradient is not finite leaves parameters, optimiser and references as
+    they were and is counted; `run` stops with an error after `max_skipped_in_a_row` of them.
 
     Args:
         model: as in NumPyro.
@@ -132,13 +132,25 @@ class ProximitySVI(SVI):
         """The same with another ELBO."""
         other = copy.copy(self)
         other.loss = loss
-        other._objective = Penalised(self.model, self.guide, loss, self.constraints, self.static_kwargs)
+        other._objective = self._objective.with_loss(loss)
         return other
 
     def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any
     ) -> ProximitySVIState:
-        """Get the initial state; signature as in NumPyro."""
+        """Get the initial state; signature as in NumPyro.
+
+        Warns:
+            UserWarning: within `vmap` or `jit`, if the guide is an autoguide that was initialised before: it would
+                start where it did then, whatever the key.
+        """
+        if isinstance(rng_key, Tracer) and getattr(self.guide, "prototype_trace", None) is not None:
+            warnings.warn(
+                "`guide` must be new where `init` or `run` is mapped over keys, got one that was initialised before, "
+                "which starts where it did then, whatever the key; make guide and ProximitySVI within the function "
+                "that is mapped.",
+                stacklevel=2,
+            )
         state = super().init(rng_key, *args, init_params=init_params, **kwargs)
         params = self.optim.get_params(state.optim_state)
         self._objective.bind(cast(Any, self.constrain_fn), params, state.mutable_state, args, kwargs)
@@ -168,7 +180,7 @@ class ProximitySVI(SVI):
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
         state = state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss))
         finite = jnp.stack([_is_finite(grads[name]) for name in sorted(grads)])
-        good = jnp.all(finite) & jnp.isfinite(loss) & is_finite_state(state)
+        good = jnp.all(finite) & jnp.isfinite(loss) & stays_finite(svi_state, state)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), state, svi_state)
         skipped = _counted(svi_state, good, finite, loss)
         return kept._replace(rng_key=state.rng_key, skipped=skipped), loss
@@ -279,7 +291,7 @@ class ProximitySVI(SVI):
             while done < num_steps:
                 length = min(size, num_steps - done)
                 after, chunk_losses = jax.lax.scan(stable_step if stable_update else step, state, None, length)
-                if not stable_update and not (np.all(np.isfinite(chunk_losses)) and is_finite_state(after)):
+                if not stable_update and not (np.all(np.isfinite(chunk_losses)) and stays_finite(state, after)):
                     after, chunk_losses = jax.lax.scan(stable_step, state, None, length)
                 state = after
                 losses.append(chunk_losses)
@@ -335,9 +347,13 @@ class ProximitySVI(SVI):
             )
 
 
-def is_finite_state(state: ProximitySVIState) -> Array:
-    """Whether all is finite that later steps read."""
-    return _is_finite(_read_later(state))
+def stays_finite(before: ProximitySVIState, after: ProximitySVIState) -> Array:
+    """Whether no array that later steps read has become not finite; a best loss so far is infinite to begin with."""
+    became = [
+        _is_finite(old) & ~_is_finite(new)
+        for old, new in zip(*(jax.tree.leaves(_read_later(state)) for state in (before, after)), strict=True)
+    ]
+    return ~jnp.any(jnp.stack(became))
 
 
 def _read_later(state: ProximitySVIState) -> Any:
@@ -348,10 +364,12 @@ def _is_finite(tree: Any) -> Array:
     """Whether all leaves are finite: a sum is not, if one entry is not."""
 
     def total(x: Array) -> Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating):  # keys and counters
+        if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:  # keys and counters
             return jnp.zeros(())
         # A product with ones runs at memory speed on CPU, where a reduction takes ten times as long.
-        return jnp.sum(x.reshape(-1, x.shape[-1]) @ jnp.ones(x.shape[-1], x.dtype)) if x.ndim else x
+        rows = jnp.reshape(x, (-1, x.shape[-1] if x.ndim else 1))
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # the sum of finite float16 may not be finite
+        return jnp.sum(jnp.matmul(rows, jnp.ones(rows.shape[-1], x.dtype), preferred_element_type=wide))
 
     return jnp.isfinite(sum((total(x) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))
 

@@ -121,12 +121,16 @@ def fit(
     """
     for name, number in {"num_steps": num_steps, "report_every": report_every, "keep": keep}.items():
         check_integer(name, number)
+    if patience is not None:
+        check_integer("patience", patience, remedy="None never stops early")
     if patience is not None and validation is None:
         raise ValueError(f"`patience` must come with `validation`, got {patience} without; pass held-out data.")
     validation = validation if isinstance(validation, tuple) or validation is None else (validation,)
     run = Run(_reproducible(svi), key, data, batch_size, min(report_every, num_steps), mesh)
-    if run.svi is not svi:
-        svi.constrain_fn = run.svi.constrain_fn  # so that the caller's own reads the result
+    if run.svi is not svi:  # so that the caller's own reads the result, and can go on with it
+        svi.constrain_fn = run.svi.constrain_fn
+        if isinstance(svi, ProximitySVI):
+            svi._objective = run.svi._objective.with_loss(svi.loss)
     clock, record = Clock(report_every), Record(metrics_file, callback)
     losses = np.empty(num_steps, np.float32)
     step, stop, notes = 0, False, {"best": None, "waited": 0, "stopped": False, "seconds": 0.0}

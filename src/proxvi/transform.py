@@ -47,7 +47,7 @@ def proximity(
 
     Args:
         statistic: `f`, a function of the parameters and of whatever else its arguments name: an argument called
-            `batch` is taken from `update(..., batch=batch)`.
+            `batch` is taken from `update(..., batch=batch)`. One with a default other than None keeps it.
         magnitude: `k`, a number or an Optax schedule of the step. `optax.exponential_decay(1.0, T, 1e-10)` is the
             paper's `γ^{t/T}` with `γ = 1e-10`. A constant never lets go.
         distance: `d`, a function of the reference's statistic and the current one.

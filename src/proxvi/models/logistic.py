@@ -56,7 +56,9 @@ def elbo(params: Weights, x: Array, y: Array, temperature: Array | float = 1.0) 
         '-1.6121'
     """
     scale = jnp.exp(params.log_scale)
-    mean, spread = x @ params.mean, jnp.sqrt(x**2 @ scale**2)
+    variance = x**2 @ scale**2
+    known = variance == 0.0  # of a row of zeros, where the root has no slope
+    mean, spread = x @ params.mean, jnp.where(known, 0.0, jnp.sqrt(jnp.where(known, 1.0, variance)))
     at = (2.0 * y - 1.0)[:, None] * (mean[:, None] + spread[:, None] * jnp.asarray(NODES, mean.dtype)[None])
     log_likelihood = -jnp.sum(softplus(-at) @ jnp.asarray(NODE_WEIGHTS, mean.dtype))
     log_prior = -0.5 * jnp.sum(params.mean**2 + scale**2 + jnp.log(2 * jnp.pi))
