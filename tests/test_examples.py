@@ -62,6 +62,7 @@ for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
 
 
 @pytest.mark.xdist_group("processes")
+@pytest.mark.nightly  # that two processes train together is in `test_training`; here it is how a job starts them
 def test_the_slurm_job_trains_in_several_processes(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
@@ -77,7 +78,7 @@ def test_the_slurm_job_trains_in_several_processes(tmp_path: Path) -> None:
     assert (tmp_path / "bars" / "checkpoints" / "500").is_dir()
 
 
-@pytest.mark.nightly  # it differs from the SLURM job only in how the processes find each other
+@pytest.mark.nightly
 @pytest.mark.xdist_group("processes")
 def test_the_kubernetes_job_trains_in_several_processes(tmp_path: Path) -> None:
     _, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
