@@ -35,7 +35,6 @@ class Penalised:
         self.model, self.guide, self.static_kwargs = model, guide, static_kwargs
         self.constraints = constraints
         self.loss = loss
-        self.estimator = loss.elbo if isinstance(loss, TemperedELBO) else loss
         self._constrain: Callable[[Any], Any] | None = None
         # A magnitude that is the number 0 switches a constraint off: the step compiles to NumPyro's own, bit for bit.
         self.active = [i for i, c in enumerate(constraints) if not _is_zero(c.magnitude)]
@@ -52,8 +51,12 @@ class Penalised:
         """The same with another ELBO."""
         other = copy.copy(self)
         other.loss = loss
-        other.estimator = loss.elbo if isinstance(loss, TemperedELBO) else loss
         return other
+
+    @property
+    def estimator(self) -> Any:
+        """The ELBO itself, without a temperature."""
+        return self.loss.elbo if isinstance(self.loss, TemperedELBO) else self.loss
 
     def bind(self, constrain: Callable[[Any], Any], params: dict[str, Any], state: Any, args: Any, kwargs: Any) -> None:
         """Find out which parameters are the guide's: the constraints' gradient goes to those only."""
@@ -208,7 +211,10 @@ class Penalised:
 
     def _constrained(self, params: dict[str, Any], mutable_state: Any) -> dict[str, Any]:
         if self._constrain is None:
-            raise ValueError("`svi_state` must come from `init` or `run` of this ProximitySVI, neither was called yet.")
+            raise ValueError(
+                "`svi_state` must come from `init` or `run` of this ProximitySVI, got one before either was called; "
+                "call `init` first."
+            )
         constrained = dict(self._constrain(params))
         if mutable_state:
             constrained.update(jax.lax.stop_gradient(mutable_state))

@@ -77,17 +77,15 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 def measured(folder: Path, trials: Iterable[Any], measure: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
     """The figures of each trial, a dataclass with a `method`; those that have no result file yet are measured."""
     every = [(trial, asdict(trial), folder / f"{name(trial.method, asdict(trial))}.json") for trial in trials]
-    say_what_is_known([read(path, settings) is not None for _, settings, path in every], folder)
-    figures = []
+    found: dict[Path, Any] = {path: read(path, settings) for _, settings, path in every}
+    say_what_is_known([figures is not None for figures in found.values()], folder)
     with tqdm.tqdm(every, unit="trial", disable=None) as bar:
         for trial, settings, path in bar:
             bar.set_postfix_str(trial.method)
-            known = read(path, settings)
-            if known is None:
+            if found[path] is None:
                 began = time.perf_counter()
-                known = save(path, settings, measure(trial), seconds=time.perf_counter() - began)
-            figures.append(known)
-    return figures
+                found[path] = save(path, settings, measure(trial), seconds=time.perf_counter() - began)
+    return [found[path] for _, _, path in every]
 
 
 def say_what_is_known(known: list[bool], folder: Path) -> None:
