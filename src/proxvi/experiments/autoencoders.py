@@ -170,7 +170,9 @@ def report(folder: Path) -> str:
         return settings["method"] + (f", k {settings['magnitude']:g}" if settings["magnitude"] else "")
 
     order = list(METHODS)
-    records.sort(key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["magnitude"]))
+    records.sort(
+        key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["magnitude"], r["settings"]["seed"])
+    )
     figures = tables.grouped(records, row, lambda settings: COLUMN)
     means = {name: np.mean([seed["elbo"] for seed in cells[COLUMN]]) for name, cells in figures.items()}
     paper: dict[str, Any] = {"VI": {COLUMN: PAPER["VI"]}}
