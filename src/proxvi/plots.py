@@ -113,25 +113,20 @@ def curves(
         rows["magnitude"] = "magnitude"
     size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(columns), layout="constrained", **size)
+    lines: dict[str, Any] = {}
     for j, column in enumerate(columns):
         for i, (method, cells) in enumerate(figures.items()):
-            for n, seed in enumerate(cells.get(column, [])):
+            for seed in cells.get(column, []):
                 for axes, name in zip(panels[:, j], rows.values(), strict=True):
                     if name in seed["curves"]:
-                        label = method if n == 0 else None
-                        axes.plot(
-                            seed["curves"]["step"],
-                            seed["curves"][name],
-                            color=plt.get_cmap("tab20")(2 * i % 20 + i // 10),
-                            lw=1.2,
-                            label=label,
-                        )
+                        color = plt.get_cmap("tab20")(2 * i % 20 + i // 10)
+                        (lines[method],) = axes.plot(seed["curves"]["step"], seed["curves"][name], color=color, lw=1.2)
         panels[0, j].set(title=column, yscale="symlog" if worst < 10 * best < 0 else "linear")
         panels[1, j].set(ylim=(best - upper, best + upper / 20))
         panels[-1, j].set(xlabel="step")
         if "magnitude" in rows:
             panels[-1, j].set(yscale="log")
-        panels[0, j].legend(fontsize="small")
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=2 * len(columns), fontsize="small")
     for axes, name in zip(panels[:, 0], rows, strict=True):
         axes.set_ylabel(name)
     for axes in panels.flat:
