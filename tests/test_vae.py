@@ -115,6 +115,9 @@ def test_a_trial_and_its_report(tmp_path: Path, method: str, magnitude: float, r
     (path,) = tmp_path.glob("*.json")
     other = json.loads(path.read_text())
     other["settings"]["seed"] += 1
+    other["figures"]["active_units"] = 9
     other["figures"]["kl_per_dimension"] = np.roll(other["figures"]["kl_per_dimension"], 1).tolist()
     (tmp_path / "other.json").write_text(json.dumps(other))
-    assert autoencoders.report(tmp_path).splitlines()[-1].split("|")[-3:] == printed.splitlines()[-1].split("|")[-3:]
+    again = autoencoders.report(tmp_path)
+    assert again.splitlines()[-1].split("|")[-3:] == printed.splitlines()[-1].split("|")[-3:]
+    assert f"| {found['active_units']}, 9 |" in again  # in the order of seeds, not of files

@@ -116,14 +116,15 @@ def curves(
     lines: dict[str, Any] = {}
     for j, column in enumerate(columns):
         for i, (method, cells) in enumerate(figures.items()):
+            color = plt.get_cmap("tab20")(2 * i % 20 + i // 10)
             for seed in cells.get(column, []):
                 for axes, name in zip(panels[:, j], rows.values(), strict=True):
                     if name in seed["curves"]:
-                        color = plt.get_cmap("tab20")(2 * i % 20 + i // 10)
                         (lines[method],) = axes.plot(seed["curves"]["step"], seed["curves"][name], color=color, lw=1.2)
         panels[0, j].set(title=column, yscale="symlog" if worst < 10 * best < 0 else "linear")
         panels[1, j].set(ylim=(best - upper, best + upper / 20))
         panels[-1, j].set(xlabel="step")
+        panels[-1, j].locator_params(axis="x", nbins=5)  # or numbers of six digits run into each other
         if "magnitude" in rows:
             panels[-1, j].set(yscale="log")
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=2 * len(columns), fontsize="small")

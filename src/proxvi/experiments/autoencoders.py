@@ -170,9 +170,7 @@ def report(folder: Path) -> str:
         return settings["method"] + (f", k {settings['magnitude']:g}" if settings["magnitude"] else "")
 
     order = list(METHODS)
-    records.sort(
-        key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["magnitude"], r["settings"]["seed"])
-    )
+    records.sort(key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["magnitude"]))
     figures = tables.grouped(records, row, lambda settings: COLUMN)
     means = {name: np.mean([seed["elbo"] for seed in cells[COLUMN]]) for name, cells in figures.items()}
     paper: dict[str, Any] = {"VI": {COLUMN: PAPER["VI"]}}

@@ -18,9 +18,9 @@ Figures = dict[str, dict[str, list[dict[str, Any]]]]  # of all seeds, by row and
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """All result files of a folder, by name, but for those of another protocol."""
+    """All result files of a folder, by seed and name, but for those of another protocol."""
     found = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
-    return [record for record in found if current(record)]
+    return sorted(filter(current, found), key=lambda record: record["settings"]["seed"])
 
 
 def usual(records: list[dict[str, Any]]) -> dict[str, Any]:
