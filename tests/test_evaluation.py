@@ -3,6 +3,7 @@
 import functools
 import itertools
 import sys
+import warnings
 from typing import Any
 
 import jax
@@ -195,6 +196,24 @@ def test_a_guide_that_misses_by_far_has_infinite_khat() -> None:
     params = {**LINEAR, "shift": 1e4}
     result = evaluate(KEY, linear_model, linear_guide, params, X, num_samples=100)
     np.testing.assert_array_equal(result.khats, np.inf)
+    assert result.khat_above == 1.0
+
+
+def test_heavy_tails_are_told_by_khat_and_not_by_warnings() -> None:
+    """Log weights with a spread of hundreds of nats, the limit of float64, overflow as they are fitted."""
+
+    def model(x: Any) -> None:
+        with numpyro.plate("data", len(x)):
+            z = numpyro.sample("z", dist.Normal())
+            numpyro.factor("tail", 400.0 * z)
+
+    def guide(x: Any) -> None:
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("z", dist.Normal())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        result = evaluate(KEY, model, guide, {}, np.zeros(20, np.float32), num_samples=5_000)
     assert result.khat_above == 1.0
 
 

@@ -172,7 +172,9 @@ def evaluate(
 def _summary(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
     """Of each row: the ELBO and its variance, the log likelihood and its variance, the effective samples, k̂."""
     samples = log_weights.shape[1]
-    with np.errstate(invalid="ignore"):  # weights that are all 0, or not numbers, make results that are not numbers
+    # Weights that are all 0, or not numbers, make results that are not numbers; those that PSIS smooths, and we do not
+    # use, overflow where k̂ is large.
+    with np.errstate(invalid="ignore", over="ignore"):
         top = np.max(log_weights, axis=1, keepdims=True)
         gaps = log_weights - top
         weights = np.exp(gaps)
@@ -201,13 +203,13 @@ def _khats(log_weights: np.ndarray) -> np.ndarray:
     def khat(row: np.ndarray) -> float:
         if np.ptp(row) < ROUNDING:
             return -np.inf
+        # Where even the tail's lower quarter is 0 beside the largest weight, the fit has nothing to hold on to.
+        if np.count_nonzero(row > np.max(row) - 700.0) < 0.75 * min(samples / 5, 3 * samples**0.5):
+            return np.inf
         try:
-            value = float(array_stats.psislw(-row)[1])  # it wants minus the log weights
+            return float(array_stats.psislw(-row)[1])  # it wants minus the log weights
         except ValueError:  # all of the tail is one value
             return -np.inf
-        # Where even the tail's lower quarter is 0 beside the largest weight, the fit has nothing to hold on to.
-        seen = np.count_nonzero(row > np.max(row) - 700.0)
-        return np.inf if np.isnan(value) and seen < 0.75 * min(samples / 5, 3 * samples**0.5) else value
 
     return np.array([khat(row) for row in log_weights])
 
