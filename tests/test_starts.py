@@ -81,10 +81,10 @@ def test_keys_start_an_svi_of_numpyro() -> None:
 
 
 def test_the_report_counts_and_groups() -> None:
-    elbos = jnp.array([-10.0, -300.0, -10.5, -12.9, jnp.nan, -11.8, -301.0])
+    elbos = jnp.array([-10.0, -300.0, -10.5, -12.9, jnp.inf, -11.8, -301.0])
     report = Starts(elbos, None, elbos[:, None]).report(tolerance=2.0)
     assert (report.best, report.worst, report.not_finite) == (-10.0, -301.0, 1)
-    assert report.share == pytest.approx(3 / 7)  # −12.9 is not within 2 of the best, and NaN is not either
+    assert report.share == pytest.approx(3 / 7)  # −12.9 is not within 2 of the best, and infinity is none
     assert [basin.starts.tolist() for basin in report.basins] == [[0, 2, 5, 3], [1, 6]]
     text = str(report)
     assert "43% of 7 starts" in text
@@ -101,6 +101,8 @@ def test_what_cannot_be_reported_is_refused() -> None:
         proxvi.multistart(climb, (jnp.zeros(2), jnp.zeros(3)))
     with pytest.raises(ValueError, match=r"`average_last` must be an integer of at least 1, got 0"):
         proxvi.multistart(climb, HILLS, average_last=0)
+    with pytest.raises(ValueError, match=r"`average_last` must be at most the 1 ELBOs that `optimise` returns, got 2"):
+        proxvi.multistart(lambda start: (start, start[None]), HILLS, average_last=2)
     with pytest.raises(ValueError, match=r"`optimise` must return its ELBOs as one vector, got 0 axes"):
         proxvi.multistart(lambda start: (start, start), HILLS)
 

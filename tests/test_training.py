@@ -275,6 +275,13 @@ def test_bad_steps_with_good_ones_between_them_do_not_stop_a_run_of_short_chunks
     assert result.state.skipped.total == 20
 
 
+@pytest.mark.parametrize("chunk", [1, 60])
+def test_ten_bad_steps_in_a_row_stop_a_run_whatever_its_chunks(chunk: int) -> None:
+    batches = [(ROWS[:100], np.asarray(13 <= t < 28)) for t in range(60)]
+    with pytest.raises(FloatingPointError, match="not finite at step 13, nor any step since: 10 in a row"):
+        proxvi.fit(faults.make_svi(), KEY, 60, batches, report_every=chunk)
+
+
 def test_a_gradient_that_overflows_the_optimiser_is_left_out() -> None:
     def model(scale: Any) -> None:
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -298,10 +305,20 @@ def test_callers_svi_reads_the_result() -> None:
 def test_patience_does_not_wait_for_what_beats_nan() -> None:
     from proxvi.training import _wait_for_better
 
-    notes = {"best": None, "waited": 0, "stopped": False}
+    notes = {"best": None, "waited": 0}
     for elbo in (float("nan"), -5.0, -4.0, -3.0):
-        _wait_for_better(notes, {"validation_elbo": elbo}, patience=3)
-    assert notes == {"best": -3.0, "waited": 0, "stopped": False}
+        _wait_for_better(notes, {"validation_elbo": elbo})
+    assert notes == {"best": -3.0, "waited": 0}
+
+
+def test_a_run_that_patience_stopped_goes_on_without_it(tmp_path: Path) -> None:
+    def length(steps: int, **options: Any) -> int:
+        svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.sgd(0.0), Trace_ELBO(), ())
+        options = {"report_every": 10, "validation": ROWS, "checkpoints": tmp_path, **options}
+        return len(proxvi.fit(svi, KEY, steps, ROWS, batch_size=100, **options).losses)
+
+    assert length(200, patience=2) == length(200, patience=2) == 30  # nothing moves, so nothing gets better
+    assert length(60) == 60
 
 
 def test_a_folder_in_which_nothing_is_intact_is_not_taken_for_a_new_one(tmp_path: Path) -> None:

@@ -122,6 +122,9 @@ class Run:
             state, left_out, _ = self._call(self._guarded, after, feed, step, done, 1, measure and done + 1 == length)
             losses[done] = left_out[0]
             done += 1
+            # Here the run stops: a good step would reset the count before anybody has looked.
+            if jax.device_get(state.skipped.in_a_row) >= self.svi.max_skipped_in_a_row:
+                break
         return state, losses
 
     def _call(self, program: Any, state: Any, feed: Any, step: int, skip: int, length: int, measure: bool) -> Any:

@@ -98,7 +98,7 @@ class Starts(NamedTuple):
             best=float(elbos[order[0]]),
             median=float(np.median(elbos[finite])),
             worst=float(elbos[order[-1]]),
-            share=float(np.mean(elbos >= elbos[order[0]] - tolerance)),
+            share=float(np.sum(elbos[finite] >= elbos[order[0]] - tolerance) / elbos.size),
             not_finite=int(elbos.size - finite.size),
             basins=basins,
         )
@@ -161,5 +161,10 @@ def multistart(
     if traces.ndim != 2:
         raise ValueError(
             f"`optimise` must return its ELBOs as one vector, got {traces.ndim - 1} axes; return `(params, elbos)`."
+        )
+    if average_last > traces.shape[1]:
+        raise ValueError(
+            f"`average_last` must be at most the {traces.shape[1]} ELBOs that `optimise` returns, got {average_last}; "
+            "lower it, or return more of them."
         )
     return Starts(jnp.mean(traces[:, -average_last:], axis=1), params, traces)

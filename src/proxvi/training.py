@@ -133,7 +133,7 @@ def fit(
             svi._objective = run.svi._objective.with_loss(svi.loss)
     clock, record = Clock(report_every), Record(metrics_file, callback)
     losses = np.empty(num_steps, np.float32)
-    step, stop, notes = 0, False, {"best": None, "waited": 0, "stopped": False, "seconds": 0.0}
+    step, stop, notes = 0, False, {"best": None, "waited": 0, "seconds": 0.0}
 
     with ExitStack() as stack:
         folder = None
@@ -169,7 +169,7 @@ def fit(
             folder.save(step, tree, {"fit": notes, "data": run.source.state(step)})
             clock.saved()
 
-        while step < num_steps and not notes["stopped"]:
+        while step < num_steps and (patience is None or notes["waited"] < patience):
             limit = min(report_every - step % report_every, num_steps - step, clock.length)
             with clock.timed() as timed:
                 length, losses_now = run.steps(step, limit, clock.length, report_every, num_steps)
@@ -184,7 +184,7 @@ def fit(
                 metrics["seconds"] = time.monotonic() - began
                 if validation is not None:
                     metrics["validation_elbo"] = run.evaluate(validation)
-                    _wait_for_better(notes, metrics, patience)
+                    _wait_for_better(notes, metrics)
                 if measure is not None:
                     own = measure(run.svi.get_params(run.state))
                     metrics |= {name: float(value) for name, value in own.items()}
@@ -210,13 +210,12 @@ def fit(
     return SVIRunResult(run.svi.get_params(run.state), run.state, jnp.asarray(losses[:step]))
 
 
-def _wait_for_better(notes: dict[str, Any], metrics: dict[str, Any], patience: int | None) -> None:
+def _wait_for_better(notes: dict[str, Any], metrics: dict[str, Any]) -> None:
     elbo, shares = metrics["validation_elbo"], np.atleast_1d(metrics.get("share", 0.0))
     better = bool(np.isfinite(elbo)) and (notes["best"] is None or elbo > notes["best"])
     # While a constraint steers, the ELBO may well stand still or fall: that is no reason to stop.
     notes["waited"] = 0 if better or np.any(shares > ACTIVE) else notes["waited"] + 1
     notes["best"] = elbo if better else notes["best"]
-    notes["stopped"] = patience is not None and notes["waited"] >= patience
 
 
 def _reproducible(svi: Any) -> ProximitySVI:
