@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
 
 import proxvi
+from proxvi import estimators
 
 DRAWS = 100_000
 DATA = jnp.array([0.5, 2.5, -1.0])
@@ -324,6 +326,106 @@ def test_vimco_bound_lies_between_the_elbo_and_the_evidence() -> None:
     log_q, weight = log_weights(problem, params)
     evidence = jax.scipy.special.logsumexp(weight + log_q)
     assert exact_elbo(problem, params) < exact_two_particle_bound(problem, params) < evidence
+
+
+def weighted(weights: Any) -> Problem:
+    """Three units, each with a weight of its own, which is no plate's."""
+
+    def model() -> None:
+        with numpyro.handlers.scale(scale=weights):
+            z = numpyro.sample("z", dist.Bernoulli(jnp.full(3, 0.3)))
+            numpyro.sample("x", dist.Normal(2.0 * z, 1.0), obs=DATA)
+
+    def guide() -> None:
+        with numpyro.handlers.scale(scale=weights):
+            numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("q", jnp.zeros(3))))
+
+    return Problem(model, guide, {"z": (3,)}, {"q": jnp.array([0.3, -0.2, 0.4])})
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["no plate", "a plate to the left"])
+def test_leave_one_out_gradient_with_weights_along_an_axis_that_is_no_plate(shape: tuple[int, ...]) -> None:
+    """Weights of units, such as a temperature for each."""
+    weights, elbo = jnp.array([1.0, 4.0, 0.5]), proxvi.LeaveOneOutELBO(3)
+    problem = weighted(weights)
+
+    def within(f: Any) -> Any:
+        def run() -> None:
+            with numpyro.plate("row", 1, dim=-2):
+                f()
+
+        return run if shape else f
+
+    def exact(p: Any) -> jax.Array:
+        """Units are independent, so their weights may be taken outside."""
+        on = jax.nn.sigmoid(p["q"])
+
+        def weight(z: float) -> jax.Array:
+            log_q = dist.Bernoulli(logits=p["q"]).log_prob(jnp.full(3, z))
+            return dist.Normal(2.0 * z, 1.0).log_prob(DATA) + dist.Bernoulli(0.3).log_prob(jnp.full(3, z)) - log_q
+
+        return -jnp.sum(weights * (on * weight(1.0) + (1 - on) * weight(0.0)))
+
+    params = as_arrays(problem.params)
+    value, expected = jax.value_and_grad(exact)(params)
+    model, guide = within(problem.model), within(problem.guide)
+    assert_unbiased(lambda p, key: elbo.loss(key, p, model, guide), params, expected, value)
+
+
+@pytest.mark.parametrize("kind", [float, jnp.asarray, np.float32, None], ids=["float", "jax", "numpy", "traced"])
+def test_what_scales_all_sites_alike_scales_the_bound_of_vimco(kind: Any) -> None:
+    problem, elbo = PROBLEMS["one layer, subsampled plate"], proxvi.VimcoELBO(20)
+    params = as_arrays(problem.params)
+
+    def loss(scale: Any) -> Any:
+        pair = tuple(numpyro.handlers.scale(f, scale=scale) for f in (problem.model, problem.guide))
+        return jax.value_and_grad(lambda p: elbo.loss(jax.random.key(0), p, *pair, problem.subsample_size))(params)
+
+    scaled = jax.jit(loss)(1 / 3) if kind is None else loss(kind(1 / 3))
+    jax.tree.map(lambda one, third: np.testing.assert_allclose(one / 3, third, rtol=1e-5), loss(1.0), scaled)
+
+
+def test_rows_of_vimco_may_have_weights() -> None:
+    """Each row has a bound of its own, which its weight multiplies."""
+    problem, elbo = PROBLEMS["one layer, plate"], proxvi.VimcoELBO(3)
+    params = as_arrays(problem.params)
+
+    def loss(weights: Any) -> Any:
+        pair = (numpyro.handlers.scale(f, scale=weights) for f in (problem.model, problem.guide))
+        value = elbo.loss(jax.random.key(0), params, *pair)
+        assert value.shape == ()
+        return value
+
+    apart = [loss(jnp.full(3, 1e-6).at[i].set(1.0)) for i in range(3)]
+    np.testing.assert_allclose(loss(jnp.array([1.0, 2.0, 5.0])), apart[0] + 2 * apart[1] + 5 * apart[2], rtol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", [proxvi.LeaveOneOutELBO, proxvi.VimcoELBO])
+def test_what_chooses_the_rows_chooses_nothing_else(estimator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off CPU, NumPyro draws rows by bits that a particle seeded with the same key would draw its latents from."""
+    problem = PROBLEMS["one layer, subsampled plate"]
+    seeds, choices, draw = [], [], numpyro.primitives._subsample_fn
+
+    def seed(fn: Any, key: Any) -> Any:
+        seeds.append(tuple(jax.random.key_data(key).tolist()))
+        return numpyro.handlers.seed(fn, key)
+
+    def choose(size: int, count: int, rng_key: Any) -> Any:
+        choices.append(tuple(jax.random.key_data(rng_key).tolist()))
+        return draw(size, count, rng_key)
+
+    def one_after_the_other(particle: Any, keys: Any) -> Any:
+        return jax.tree.map(lambda *values: jnp.stack(values), *map(particle, keys))
+
+    handlers = SimpleNamespace(seed=seed, substitute=numpyro.handlers.substitute)
+    monkeypatch.setattr(estimators, "numpyro", SimpleNamespace(handlers=handlers))
+    monkeypatch.setattr(numpyro.primitives, "_subsample_fn", choose)
+    elbo = estimator(3)
+    elbo.vectorize_particles_fn = one_after_the_other
+    elbo.loss(jax.random.key(0), as_arrays(problem.params), problem.model, problem.guide, problem.subsample_size)
+    assert choices
+    assert len(seeds) == len(set(seeds)) == 2 * (1 + 3)  # model and guide, for the rows and for each particle
+    assert not set(seeds) & set(choices)
 
 
 def test_reparameterised_sites_take_the_pathwise_gradient() -> None:

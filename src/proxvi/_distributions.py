@@ -30,6 +30,12 @@ def leaves_with_names(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path) or "the tree itself", leaf) for path, leaf in leaves]
 
 
+def log_density(site: dict[str, Any]) -> Array:
+    """Of a site's value, as its distribution has it; NumPyro's is multiplied by the scales around the site."""
+    intermediates = (site["intermediates"],) if site["intermediates"] else ()
+    return jnp.asarray(site["fn"].log_prob(site["value"], *intermediates))
+
+
 def average_over_batch(
     d: dist.Distribution, measure: Callable[[dist.Distribution], Array], *, keeps_event: bool = False
 ) -> Array:

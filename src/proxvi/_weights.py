@@ -9,6 +9,8 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from numpyro import handlers
 
+from proxvi._distributions import log_density
+
 __all__ = ["check_sites", "log_weights"]
 
 
@@ -57,12 +59,11 @@ def _traces(keys: Any, pair: Any, params: Any, args: Any) -> tuple[dict[str, Any
 
 
 def _log_density(trace: dict[str, Any]) -> Array:
-    """As the sites' distributions have it; NumPyro's `log_density` would multiply it by their scales."""
+    """Of all sites together, without their scales."""
     total = jnp.zeros(())
     for site in trace.values():
         if site["type"] == "sample":
-            intermediates = (site["intermediates"],) if site["intermediates"] else ()
-            total = total + jnp.sum(site["fn"].log_prob(site["value"], *intermediates))
+            total = total + jnp.sum(log_density(site))
     return total
 
 

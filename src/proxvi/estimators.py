@@ -5,6 +5,7 @@ VIMCO.
 """
 
 import copy
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
 
 from proxvi._checks import check_integer
+from proxvi._distributions import log_density
 
 __all__ = ["LeaveOneOutELBO", "VimcoELBO"]
 
@@ -31,10 +33,11 @@ class _Term(NamedTuple):
 
     log_prob: Array  # times `scale`
     plates: _Plates
-    scale: Any = 1.0  # of the log probability: that of the plates, and of any handler around the site
-    is_latent_of_guide: bool = False
-    has_rsample: bool = True
-    sign: float = 1.0
+    scale: Any  # of the log probability: that of the plates, and of any handler around the site
+    sign: float
+    # Of a latent variable of the guide whose samples carry no gradient: `log q` of the elements, without the weight of
+    # those that were not drawn, and without a temperature.
+    score: Array | None
 
 
 class OrderedTraceELBO(Trace_ELBO):
@@ -94,7 +97,8 @@ class MultiParticleELBO(ELBO):
         kwargs: dict[str, Any],
     ) -> dict[str, Any]:
         """The indices of the subsampled plates, which all particles share: they must be particles of the same data."""
-        model_key, guide_key = jax.random.split(rng_key)
+        # A key that is none of the particles' own: what is drawn must not tell which data it is drawn for.
+        model_key, guide_key = jax.random.split(jax.random.fold_in(rng_key, self.num_particles))
         model, guide = numpyro.handlers.seed(model, model_key), numpyro.handlers.seed(guide, guide_key)
         traces = get_importance_trace(model, guide, args, kwargs, param_map)
         return {
@@ -142,8 +146,8 @@ class LeaveOneOutELBO(MultiParticleELBO):
         elbo = sum((jnp.sum(term.sign * _without_score(term)) for term in terms), start=jnp.zeros(()))
         sites = []
         for site in terms:
-            if site.is_latent_of_guide and not site.has_rsample:
-                log_q = _sum_to(site.plates, _unscaled(site), site.plates)
+            if site.score is not None:
+                log_q = _sum_to(site.plates, site.score, site.plates)
                 cost = sum(_sum_to(site.plates, term.sign * term.log_prob, term.plates) for term in terms)
                 sites.append((log_q, jnp.broadcast_to(jnp.asarray(cost), log_q.shape)))
         return elbo, sites
@@ -185,19 +189,11 @@ class VimcoELBO(MultiParticleELBO):
                     f"`VimcoELBO` needs subsampled plates to hold every site, got the plate {extra[0]!r} that does "
                     "not; put all sites into it, or use `LeaveOneOutELBO`."
                 )
+        log_weight = jnp.asarray(sum(_sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms))
         # The bound is of weights as they are: what scales all sites alike, such as a mean over data, scales the bound.
-        scale = terms[0].scale
-        if any(term.scale is not scale and not _equal(term.scale, scale) for term in terms):
-            scale = 1.0
-            for factor in shared.values():
-                scale = scale * factor
-        log_weight = sum(_sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms) / scale
-        scores = [
-            _sum_to(shared, _slope_only(_unscaled(term)), term.plates)
-            for term in terms
-            if term.is_latent_of_guide and not term.has_rsample
-        ]
-        return jnp.asarray(log_weight), jnp.asarray(sum(scores, start=jnp.zeros(()))), jnp.asarray(scale)
+        scale = _common_scale([term.scale for term in terms], math.prod(shared.values(), start=1.0), log_weight.shape)
+        scores = [_sum_to(shared, _slope_only(term.score), term.plates) for term in terms if term.score is not None]
+        return log_weight / scale, jnp.asarray(sum(scores, start=jnp.zeros(()))), jnp.asarray(scale)
 
     def _bound(self, particles: tuple[Array, Array, Array]) -> Array:
         log_weights, score, scales = particles
@@ -211,8 +207,8 @@ class VimcoELBO(MultiParticleELBO):
         )
         without = logsumexp(replaced, axis=1) - jnp.log(count)
         signal = jax.lax.stop_gradient(bound) - without
-        surrogate = jnp.sum(jnp.broadcast_to(score, signal.shape) * signal)
-        return scales[0] * (jnp.sum(bound) + surrogate)
+        surrogate = jnp.sum(jnp.broadcast_to(score, signal.shape) * signal, axis=0)
+        return jnp.sum(scales[0] * (bound[0] + surrogate))
 
 
 def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Term]:
@@ -225,19 +221,21 @@ def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Te
             for frame in site["cond_indep_stack"]:
                 size, subsample = trace[frame.name]["args"]
                 plates[frame.name, frame.dim] = 1.0 if subsample is None else size / subsample
-            log_prob, kept = jnp.asarray(site["log_prob"]), {axis for _, axis in plates}
-            within = tuple(axis for axis in range(-log_prob.ndim, 0) if axis not in kept)
-            terms.append(
-                _Term(
-                    jnp.sum(log_prob, axis=within, keepdims=True),
-                    plates,
-                    1.0 if site["scale"] is None else site["scale"],
-                    is_latent_of_guide=sign < 0 and not site["is_observed"],
-                    has_rsample=site["fn"].has_rsample,
-                    sign=sign,
-                )
+            scale = 1.0 if site["scale"] is None else site["scale"]
+            log_prob = _sum_within(plates, site["log_prob"])
+            is_scored = sign < 0 and not site["is_observed"] and not site["fn"].has_rsample
+            score = (
+                (log_prob if site["scale"] is None else _sum_within(plates, log_density(site))) if is_scored else None
             )
+            terms.append(_Term(log_prob, plates, scale, sign, score))
     return terms
+
+
+def _sum_within(plates: _Plates, log_prob: Any) -> Array:
+    """Sum over the axes that are no plate's."""
+    log_prob, kept = jnp.asarray(log_prob), {axis for _, axis in plates}
+    within = tuple(axis for axis in range(-log_prob.ndim, 0) if axis not in kept)
+    return jnp.sum(log_prob, axis=within, keepdims=True)
 
 
 def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
@@ -251,19 +249,21 @@ def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
     return value.reshape(value.shape[max(0, value.ndim - depth) :])
 
 
-def _equal(one: Any, two: Any) -> bool:
-    """Whether two numbers are known to be equal; of traced ones nothing is."""
-    return all(isinstance(x, int | float) for x in (one, two)) and one == two
-
-
-def _unscaled(term: _Term) -> Array:
-    """`log q` of one element, without the weight of those that were not drawn, and without a temperature."""
-    return term.log_prob / term.scale
+def _common_scale(scales: list[Any], of_plates: float, shape: tuple[int, ...]) -> Any:
+    """What scales all sites alike, a number or one for each element of the shared plates; else that of the plates."""
+    first = scales[0]
+    if all(isinstance(scale, int | float) for scale in scales):
+        return first if all(scale == first for scale in scales) else of_plates
+    if any(jnp.broadcast_shapes(jnp.shape(scale), shape) != shape for scale in scales):
+        return of_plates
+    # Scales may be traced, and their factors multiplied in another order.
+    alike = jnp.stack([jnp.all(jnp.isclose(scale, first, rtol=1e-5, atol=0.0)) for scale in scales])
+    return jnp.where(jnp.all(alike), first, of_plates)
 
 
 def _without_score(term: _Term) -> Array:
     """Drop `∇log q` where samples carry no gradient: its mean is 0, so it is only noise."""
-    return jax.lax.stop_gradient(term.log_prob) if term.is_latent_of_guide and not term.has_rsample else term.log_prob
+    return term.log_prob if term.score is None else jax.lax.stop_gradient(term.log_prob)
 
 
 def _slope_only(log_prob: Array) -> Array:
