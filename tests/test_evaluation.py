@@ -260,6 +260,40 @@ def test_scales_of_training_are_left_out() -> None:
     same(plain, evaluate(KEY, model, handlers.scale(linear_guide, scale=7.0), params, X, num_samples=100))
 
 
+def test_rows_have_the_parameters_of_their_own_number() -> None:
+    """A guide with a mean for each row, which is the posterior's; the model is trained on some rows at a time."""
+    x = 10.0 * np.arange(5, dtype=np.float32)
+
+    def model(x: Any) -> None:
+        with numpyro.plate("data", 5, subsample_size=len(x)):
+            numpyro.sample("x", dist.Normal(numpyro.sample("z", dist.Normal(0.0, 10.0)), 1.0), obs=x)
+
+    def guide(x: Any) -> None:
+        means = numpyro.param("means", jnp.zeros(5))
+        with numpyro.plate("data", 5, subsample_size=len(x)) as row:
+            numpyro.sample("z", dist.Normal(means[row], (100 / 101) ** 0.5))
+
+    result = evaluate(KEY, model, guide, {"means": x * 100 / 101}, x, num_samples=100, chunk=150)
+    np.testing.assert_allclose(result.elbos, dist.Normal(0.0, 101**0.5).log_prob(x), rtol=1e-4)
+
+
+def test_rows_without_khat_are_told_apart() -> None:
+    """Of samples that are all one value but for a few, PSIS knows nothing."""
+
+    def model(x: Any) -> None:
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("x", dist.Normal(10.0 * numpyro.sample("z", dist.Bernoulli(0.5)), 1.0), obs=x)
+
+    def guide(x: Any) -> None:
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("z", dist.Bernoulli(jnp.where(x > 20.0, 0.5, 0.002)))
+
+    result = evaluate(KEY, model, guide, {}, np.array([9.0, 10.0, 11.0, 30.0], np.float32), num_samples=2_000)
+    assert list(np.isnan(result.khats)) == [True, True, True, False]
+    assert result.khat_above == 0.0
+    assert "0% of rows with k̂ above 0.7 (3 without k̂ not counted)" in str(result)
+
+
 def test_several_arguments_are_a_tuple() -> None:
     def model(x: Any, y: Any) -> None:
         with numpyro.plate("data", len(x)):
@@ -336,6 +370,11 @@ def some_pixels_guide(x: Any) -> None:
         numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).expand((len(x), 1, 2)).to_event(1))
 
 
+def batch_norm(x: Any) -> None:
+    numpyro.primitives.mutable("norm", 1.0)
+    linear_guide(x)
+
+
 def more(x: Any) -> None:
     linear_guide(x)
     with numpyro.plate("data", len(x)):
@@ -353,6 +392,7 @@ def more(x: Any) -> None:
         ({"data": (X, X[:5])}, r"`data` must have one leading axis .*got lengths \[5, 10\]"),
         ({"data": np.float32(3.0)}, r"`data` must have one leading axis"),
         ({"params": {"W": LINEAR["W"], "width": 1.0}}, r"`params` must hold all parameters, got none for \['shift'\]"),
+        ({"guide": batch_norm}, r"got none for \['norm'\]; pass `\{\*\*result.params, \*\*result.state.mutable_state"),
         ({"guide": lambda x: None}, r"`guide` must sample the latent variables of `model`, got \['z'\] in one"),
         (
             {"guide": more},

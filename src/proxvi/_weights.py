@@ -14,11 +14,21 @@ from proxvi._distributions import log_density
 __all__ = ["check_sites", "log_weights"]
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7))
+@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
 def log_weights(
-    params: Any, key: Any, numbers: Any, rows: Any, pair: Any, mesh: Mesh, num_samples: int, at_once: tuple[int, int]
+    params: Any,
+    key: Any,
+    numbers: Any,
+    rows: Any,
+    pair: Any,
+    plates: tuple[str, ...],
+    mesh: Mesh,
+    num_samples: int,
+    at_once: tuple[int, int],
 ) -> Array:
     """Log weights, rows × samples, of a pair of model and guide; `at_once` are rows and samples, too.
+
+    A row's index in `plates` is its number.
 
     What a row's samples have in common, such as its inference network, is computed once for those that run together,
     and a layer that takes samples to pixels is one matrix product over all rows and samples that do.
@@ -31,7 +41,7 @@ def log_weights(
 
             def of_sample(sample: Array) -> Array:
                 keys = jax.random.fold_in(row_keys[0], sample), jax.random.fold_in(row_keys[1], sample)
-                traces = _traces(keys, pair, params, args)
+                traces = _traces(keys, pair, {**params, **dict.fromkeys(plates, number[None])}, args)
                 return _log_density(traces[0]) - _log_density(traces[1])
 
             samples = jnp.arange(-(-num_samples // at_once[1]) * at_once[1])  # whole batches; what is over is dropped
@@ -67,22 +77,31 @@ def _log_density(trace: dict[str, Any]) -> Array:
     return total
 
 
-def check_sites(pair: Any, params: Any, args: Any) -> None:
-    """Refuse what would give a number that is no likelihood of a row; looks at shapes alone, of 1 row and of 2."""
+def check_sites(pair: Any, params: Any, args: Any) -> tuple[str, ...]:
+    """Refuse what would give a number that is no likelihood of a row; looks at shapes alone, of 1 row and of 2.
+
+    Returns:
+        The plates that hold all rows, of which the model takes those that it is given.
+    """
 
     def sites(count: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
 
-        def look(args: Any) -> None:
+        def look(params: Any, args: Any) -> None:
             found.extend(_traces(jax.random.split(jax.random.key(0)), pair, params, args))
 
-        jax.eval_shape(look, jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args))
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args)
+        jax.eval_shape(look, params, batch)
         return found
 
     one, two = sites(1), sites(2)
-    missing = {n for trace in one for n, s in trace.items() if s["type"] in ("param", "mutable")} - params.keys()
-    if missing:
-        raise ValueError(f"`params` must hold all parameters, got none for {sorted(missing)}; pass `result.params`.")
+    for kind, remedy in {
+        "param": "pass `result.params`",
+        "mutable": "pass `{**result.params, **result.state.mutable_state}`",
+    }.items():
+        missing = {n for trace in one for n, s in trace.items() if s["type"] == kind} - params.keys()
+        if missing:
+            raise ValueError(f"`params` must hold all parameters, got none for {sorted(missing)}; {remedy}.")
     latent, sampled = ({n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]} for trace in one)
     other = latent ^ {n for n in sampled if not one[1][n]["infer"].get("is_auxiliary") or n in latent}
     if other:
@@ -90,6 +109,7 @@ def check_sites(pair: Any, params: Any, args: Any) -> None:
             f"`guide` must sample the latent variables of `model`, got {sorted(other)} in one of them only; add them "
             "to the other."
         )
+    of_rows = set()
     for before, after in zip(one, two, strict=True):
         for name in before.keys() & sampled:
             if jnp.size(after[name]["value"]) != 2 * jnp.size(before[name]["value"]):
@@ -98,8 +118,12 @@ def check_sites(pair: Any, params: Any, args: Any) -> None:
                     f"`{name}`, which rows share; make it a parameter."
                 )
         for name, (size, seen) in ((n, s["args"]) for n, s in before.items() if s["type"] == "plate"):
-            if seen not in (None, size) and (seen, after[name]["args"][1]) != (1, 2):
+            if seen in (None, size):
+                continue
+            if (seen, after[name]["args"][1]) != (1, 2):
                 raise ValueError(
                     f"`model` and `guide` must see all of a row, got the plate `{name}` with {seen} of {size}; leave "
                     "out its `subsample_size`."
                 )
+            of_rows.add(name)
+    return tuple(sorted(of_rows))

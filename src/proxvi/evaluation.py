@@ -37,7 +37,8 @@ class Evaluation(NamedTuple):
         log_likelihood_bias: about how far `log_likelihood` is from the truth on average: minus half the mean of those
             variances; more samples remove it, more rows do not.
         effective_sample_size: mean of `effective_sample_sizes`.
-        khat_above: share of rows with k̂ above 0.7, whose estimates rest on too few samples; NaN if no k̂ is known.
+        khat_above: share of rows with k̂ above 0.7, whose estimates rest on too few samples, among those whose k̂ is
+            known; NaN if none is.
         num_samples: `S`.
         elbos: for each row.
         log_likelihoods: for each row.
@@ -62,7 +63,10 @@ class Evaluation(NamedTuple):
     khats: np.ndarray
 
     def __str__(self) -> str:
-        above = "no k̂" if np.isnan(self.khat_above) else f"{self.khat_above:.0%} of rows with k̂ above {TOO_HEAVY}"
+        unknown = int(np.sum(np.isnan(self.khats)))
+        above = "no k̂" if unknown == len(self.khats) else f"{self.khat_above:.0%} of rows with k̂ above {TOO_HEAVY}"
+        if 0 < unknown < len(self.khats):
+            above += f" ({unknown} without k̂ not counted)"
         return (
             f"{'':14} {'mean':>10} {'± data':>9} {'± samples':>9}\n"
             f"{'ELBO':14} {self.elbo:10.3f} {self.elbo_standard_error:9.3f} {self.elbo_monte_carlo_error:9.3f}\n"
@@ -91,8 +95,9 @@ def evaluate(
 
     The model and the guide see one row at a time, as a batch of 1, and every latent variable must be the row's own.
     Densities are taken as they are: what scales them in training (`handlers.scale`, a subsampled plate of rows) is left
-    out. A sample is a function of the key, of the number of its row and of its own: `chunk` and `mesh` change nothing
-    but the rounding.
+    out. In a plate of all rows that is subsampled to those given, the index of row n is n, for guides that have
+    parameters for each row. A sample is a function of the key, of the number of its row and of its own: `chunk` and
+    `mesh` change nothing but the rounding.
 
     Args:
         key: for the samples.
@@ -129,7 +134,7 @@ def evaluate(
     check_integer("chunk", chunk, remedy="less takes less memory, and longer")
     args: tuple[Any, ...] = data if isinstance(data, tuple) else (data,)
     rows = common_length("data", args, "write `x[None]` for one row")
-    check_sites((model, guide), params, args)
+    plates = check_sites((model, guide), params, args)
     mesh = Mesh(np.array(jax.local_devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)
     if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
         raise ValueError(
@@ -148,19 +153,19 @@ def evaluate(
         for first in range(0, rows, group):
             numbers = np.arange(first, first + group) % rows  # as many in every group; what is over is dropped below
             batch = jax.device_put((numbers, jax.tree.map(lambda x, at=numbers: x[at], args)), spread)
-            weights = log_weights(params, key, *batch, (model, guide), mesh, num_samples, at_once)
+            weights = log_weights(params, key, *batch, (model, guide), plates, mesh, num_samples, at_once)
             summaries.append(_summary(np.asarray(weights, np.float64)[: rows - first]))
             bar.update(len(summaries[-1][0]))
     elbos, elbo_variances, log_likelihoods, variances, effective, khats = (
         np.concatenate(parts) for parts in zip(*summaries, strict=True)
     )
-    known = not np.all(np.isnan(khats))
+    known = khats[~np.isnan(khats)]
     return Evaluation(
         *_mean(elbos, elbo_variances),
         *_mean(log_likelihoods, variances),
         log_likelihood_bias=-0.5 * float(np.mean(variances)),
         effective_sample_size=float(np.mean(effective)),
-        khat_above=float(np.mean(khats > TOO_HEAVY)) if known else float("nan"),
+        khat_above=float(np.mean(known > TOO_HEAVY)) if len(known) else float("nan"),
         num_samples=num_samples,
         elbos=elbos,
         log_likelihoods=log_likelihoods,
