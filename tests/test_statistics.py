@@ -229,3 +229,42 @@ def test_monte_carlo_variance_is_unbiased_for_few_samples() -> None:
     keys = jax.random.split(KEY, 20_000)
     variances = jax.vmap(lambda key: proxvi.mean_variance(q, key=key, num_samples=2)[1])(keys)
     assert abs(jnp.mean(variances) - 0.0434) < 4 * jnp.std(variances) / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_monte_carlo_variance_without_reparameterisation_is_unbiased_in_value_and_slope(count: int) -> None:
+    x = jnp.array(1.5)
+
+    def exact(x: jax.Array) -> jax.Array:
+        angles = jnp.linspace(-jnp.pi, jnp.pi, 20_001)
+        p = jax.nn.softmax(x * jnp.cos(angles))
+        return jnp.sum(p * jnp.exp(angles) ** 2) - jnp.sum(p * jnp.exp(angles)) ** 2
+
+    def estimate(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def variance(x: jax.Array) -> jax.Array:
+            q = dist.TransformedDistribution(dist.VonMises(0.0, x), transforms.ExpTransform())
+            return proxvi.mean_variance(q, key=key, num_samples=count)[1]
+
+        return jax.value_and_grad(variance)(x)
+
+    expected = jax.value_and_grad(exact)(x)
+    for draws, truth in zip(jax.jit(jax.vmap(estimate))(jax.random.split(KEY, 50_000)), expected, strict=True):
+        error = float(jnp.std(draws)) / np.sqrt(draws.size)
+        assert abs(float(jnp.mean(draws)) - float(truth)) < 4 * error < 0.1 * abs(float(truth))
+
+
+def test_folding_is_no_bijection() -> None:
+    """Both sides of 0 become one, so that these two are the same."""
+    one, other = (dist.FoldedDistribution(dist.Normal(loc, 1.0)) for loc in (-1.0, 1.0))
+    np.testing.assert_allclose(proxvi.kl_to_prior(one, other, key=KEY), 0.0, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="`kl` needs a closed form, got FoldedDistribution"):
+        proxvi.kl(one, other)
+
+
+def test_binomials_of_unequal_or_traced_counts_are_sampled() -> None:
+    counts = jnp.array([3, 5])
+    q = dist.Binomial(counts, logits=jnp.zeros(2)).to_event(1)
+    exact = jnp.stack([proxvi.entropy(dist.Binomial(int(n), logits=0.0)) for n in counts])
+    np.testing.assert_allclose(proxvi.entropy(q, key=KEY, num_samples=20_000), exact, atol=0.02)
+    traced = jax.jit(lambda n: proxvi.entropy(dist.Binomial(n, logits=0.0), key=KEY, num_samples=20_000))(3)
+    np.testing.assert_allclose(traced, exact[0], atol=0.02)

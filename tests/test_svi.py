@@ -572,3 +572,41 @@ def test_annealing_is_tempered_in_training_and_not_in_evaluation() -> None:
     # at the end the temperature is 1: the same step as without it
     state = plain.init(KEY, PIXELS)._replace(optim_state=late.state.optim_state, rng_key=late.state.rng_key)
     np.testing.assert_allclose(svi.update(late.state, PIXELS)[1], plain.update(state, PIXELS)[1], rtol=1e-5)
+
+
+def test_annealing_waits_for_the_first_batch_with_a_finite_loss() -> None:
+    """The temperature is in units of the first loss, which must not be infinite for ever."""
+
+    def model(x: Any) -> None:
+        numpyro.factor("x", -jnp.sum((x - numpyro.sample("z", dist.Normal(0.0, 1.0))) ** 2))
+
+    def guide(x: Any) -> None:
+        del x
+        numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.5), 1.0))
+
+    annealed = proxvi.AnnealedELBO(Trace_ELBO(), optax.exponential_decay(1.0, 10, 1e-3))
+    svi = proxvi.ProximitySVI(model, guide, optax.sgd(0.01), annealed, ())
+    batches = [np.full(3, np.inf if step == 0 else 1.0, np.float32) for step in range(20)]
+    result = proxvi.fit(svi, jax.random.key(0), 20, batches)
+    assert np.isfinite(result.state.first_loss)
+    assert result.state.skipped.total == 2  # the bad batch, and the one that the temperature was found by
+    assert np.isfinite(result.params["loc"])
+
+
+def test_a_statistic_may_take_a_prior_that_it_need_not_have() -> None:
+    seen = []
+
+    def statistic(q: Any, prior: Any = None) -> Any:
+        seen.append(prior)
+        return proxvi.entropy(q)
+
+    def model() -> None:
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide() -> None:
+        numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.5), 1.0))
+
+    constraint = proxvi.Proximity(statistic, magnitude=1.0)
+    svi = proxvi.ProximitySVI(model, guide, optax.sgd(0.1), Trace_ELBO(), constraint)
+    svi.update(svi.init(jax.random.key(0)))
+    assert all(isinstance(prior["z"], dist.Normal) for prior in seen)

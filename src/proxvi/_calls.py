@@ -49,12 +49,11 @@ class Arguments(NamedTuple):
             )
         return arguments
 
+    def asks_for(self, name: str) -> bool:
+        return self.everything or name in self.required or name in self.optional
+
     def chosen(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in extra.items()
-            if self.everything or name in self.required or name in self.optional
-        }
+        return {name: value for name, value in extra.items() if self.asks_for(name)}
 
     def describe(self, statistic: Callable[..., Any], params: Any) -> Any:
         """Shapes and dtypes of the statistic, without computing it."""

@@ -129,9 +129,7 @@ def entropy(d: dist.Distribution, key: Array | None, num_samples: int) -> Array:
         return d.entropy()
     except NotImplementedError:
         pass
-    if d.has_enumerate_support:
-        return _enumerate(d, lambda _, log_q: -log_q)
-    return expectation(d, lambda _, log_q: -log_q, key, num_samples, "entropy")
+    return _sum_or_sample(d, lambda _, log_q: -log_q, key, num_samples, "entropy")
 
 
 def mean_and_variance(d: dist.Distribution, key: Array | None, num_samples: int) -> tuple[Array, Array]:
@@ -154,9 +152,16 @@ def mean_and_variance(d: dist.Distribution, key: Array | None, num_samples: int)
     except NotImplementedError:
         pass
     mean = expectation(d, lambda z, _: z, key, num_samples, "mean")
-    fixed = jax.lax.stop_gradient(mean)
+    if d.has_rsample:
+        fixed = jax.lax.stop_gradient(mean)
+        square = expectation(d, lambda z, _: (z - fixed) ** 2, key, num_samples, "variance")
+        return mean, square * num_samples / (num_samples - 1)  # the mean is that of the same samples
+    # What multiplies the slope of a sample's log density must not hold that sample, so the centre is that of others. It
+    # misses E[z] by Var[z] / n in square, which adds to the value, and by 0 on average, which is all that slopes see.
+    assert key is not None  # or there would be no mean
+    fixed = jax.lax.stop_gradient(expectation(d, lambda z, _: z, jax.random.fold_in(key, 1), num_samples, "mean"))
     square = expectation(d, lambda z, _: (z - fixed) ** 2, key, num_samples, "variance")
-    return mean, square * num_samples / (num_samples - 1)  # the mean is that of the same samples
+    return mean, square - jax.lax.stop_gradient(square) / (num_samples + 1)
 
 
 def kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_samples: int) -> Array:
@@ -168,8 +173,9 @@ def kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_sample
         )
     if q.event_shape != p.event_shape:
         raise ValueError(
-            f"`q` and the distribution it is compared with must have the same event shape, got {q.event_shape} and "
-            f"{p.event_shape}; call `to_event` on both alike."
+            f"`q` and the distribution it is compared with must have the same event shape, got {q.event_shape} of "
+            f"{type(q).__name__} and {p.event_shape} of {type(p).__name__}, apart from `to_event`; make both of "
+            "one kind."
         )
     return _kl(q, p, key, num_samples)
 
@@ -183,12 +189,23 @@ def _kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_sampl
     if _same_bijection(q, p):  # KL does not change under a bijection of z
         q, p = q.base_dist, p.base_dist  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        return jnp.asarray(dist.kl_divergence(q, p))
+        if not _is_folded(q):  # which NumPyro takes for a bijection
+            return jnp.asarray(dist.kl_divergence(q, p))
     except NotImplementedError:
         pass
-    if q.has_enumerate_support:
-        return _enumerate(q, lambda z, log_q: log_q - _log_prob(p, z))
-    return expectation(q, lambda z, log_q: log_q - _log_prob(p, z), key, num_samples, "KL divergence")
+    return _sum_or_sample(q, lambda z, log_q: log_q - _log_prob(p, z), key, num_samples, "KL divergence")
+
+
+def _sum_or_sample(
+    d: dist.Distribution, function: Callable[[Array, Array], Array], key: Array | None, num_samples: int, name: str
+) -> Array:
+    """`E_d[h(z, log q(z))]`, exactly if the support can be enumerated, else by samples."""
+    try:
+        if d.has_enumerate_support:
+            return _enumerate(d, function)
+    except (NotImplementedError, jax.errors.ConcretizationTypeError):  # binomials of unequal or traced counts
+        pass
+    return expectation(d, function, key, num_samples, name)
 
 
 def expectation(
@@ -218,6 +235,8 @@ def expectation(
         z = jnp.asarray(z)
         if not d.has_rsample:
             z, intermediates = jax.lax.stop_gradient(z), None
+        if _is_folded(d):  # which takes none
+            intermediates = None
         return z, jnp.asarray(d.log_prob(z, intermediates)) if intermediates else _log_prob(d, z)
 
     # One sample at a time under `vmap`, so that nothing relies on ranks being promoted.
@@ -310,6 +329,13 @@ def _same_bijection(q: dist.Distribution, p: dist.Distribution) -> bool:
     return (
         isinstance(q, dist.TransformedDistribution)
         and isinstance(p, dist.TransformedDistribution)
+        and not _is_folded(q)
         and not jax.tree.leaves(q.transforms)
         and jax.tree.structure(q.transforms) == jax.tree.structure(p.transforms)
+    )
+
+
+def _is_folded(d: dist.Distribution) -> bool:
+    return isinstance(d, dist.TransformedDistribution) and any(
+        isinstance(t, transforms.AbsTransform) for t in d.transforms
     )

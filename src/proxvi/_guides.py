@@ -71,7 +71,7 @@ def holds_distributions(tree: Any) -> bool:
 
 
 def latent_sites(guide_trace: dict[str, Any]) -> dict[str, Any]:
-    """The distributions of a guide, without point masses; what is not in a plate is latent, not a batch."""
+    """The distributions of a guide, without point masses; what is to the right of every plate is latent, no batch."""
     latent = {
         name: _with_latent_axes(site)
         for name, site in guide_trace.items()

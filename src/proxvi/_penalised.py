@@ -159,7 +159,7 @@ class Penalised:
         self, i: int, params: dict[str, Any], mutable_state: Any, key: Any, args: Any, kwargs: Any
     ) -> Callable[[dict[str, Any]], Any]:
         """The `i`-th statistic as a function of the guide's unconstrained parameters, by a run of the guide alone."""
-        prior = "prior" in self._arguments[i].required
+        prior = self._arguments[i].asks_for("prior")
 
         def at(own: dict[str, Any]) -> Any:
             cast = {name: jax.tree.map(lambda x, p: x.astype(p.dtype), own[name], params[name]) for name in own}
@@ -184,7 +184,7 @@ class Penalised:
         """The `i`-th statistic, of the distributions in a trace of the guide."""
         q = latent_sites(guide_trace)
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, i)}
-        if "prior" in self._arguments[i].required:
+        if self._arguments[i].asks_for("prior"):
             prior = {name: model_trace[name]["fn"] for name in q if name in model_trace}
             extra["prior"] = jax.lax.stop_gradient(prior)  # a constraint moves the guide alone
         try:

@@ -62,6 +62,8 @@ def mean_variance(q: Any, *, key: Array | None = None, num_samples: int = 32) ->
         key: for the Monte Carlo estimate that families without closed moments need (flows).
         num_samples: of that estimate.
 
+    Of an angle (`VonMises`) they are the circular ones, as in NumPyro.
+
     Returns:
         A tree shaped as `q` with a pair (mean, variance) for each distribution, batch axes averaged.
 

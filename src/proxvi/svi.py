@@ -183,7 +183,7 @@ class ProximitySVI(SVI):
         good = jnp.all(finite) & jnp.isfinite(loss) & stays_finite(svi_state, state)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), state, svi_state)
         skipped = _counted(svi_state, good, finite, loss)
-        return kept._replace(rng_key=state.rng_key, skipped=skipped), loss
+        return kept._replace(rng_key=state.rng_key, skipped=skipped, first_loss=state.first_loss), loss
 
     def guarded_update(self, svi_state: Any, *args: Any, **kwargs: Any) -> tuple[ProximitySVIState, Array]:
         """`stable_update`, until `max_skipped_in_a_row` steps were bad: from then on nothing changes any more."""
@@ -206,7 +206,13 @@ class ProximitySVI(SVI):
         else:
             (_, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
         loss, mutable_state, constraints = aux
-        return loss, grads, svi_state._replace(mutable_state=mutable_state, rng_key=rng_key, constraints=constraints)
+        first_loss = svi_state.first_loss
+        if isinstance(self.loss, TemperedELBO) and self.loss.relative:  # of the first batch, or the first that has one
+            first_loss = jnp.where(jnp.isfinite(first_loss), first_loss, jnp.abs(loss))
+        state = svi_state._replace(
+            mutable_state=mutable_state, rng_key=rng_key, constraints=constraints, first_loss=first_loss
+        )
+        return loss, grads, state
 
     def measure_share(self, svi_state: ProximitySVIState, *args: Any, **kwargs: Any) -> ProximitySVIState:
         """Fill in the telemetry what share of the gradient each constraint would have in the next step.
