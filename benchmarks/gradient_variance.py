@@ -8,17 +8,15 @@ gradient, so its variance is printed with how far its mean is off.
 """
 
 import argparse
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 from svi_cost import sbn_guide, sbn_model
 
 import proxvi
+from proxvi.datasets import binarized_mnist
 
 
 def moments(elbo, params, batch, draws):
@@ -45,8 +43,7 @@ def main():
     parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=2_000)
     arguments = parser.parse_args()
-    file = Path(os.environ["PROXVI_DATA"]) / "binarized_mnist" / "binarized_mnist_train.amat"
-    data = jnp.asarray(np.loadtxt(file, max_rows=2_000, dtype=np.float32))
+    data = jnp.asarray(binarized_mnist().train[:2_000], jnp.float32)
     svi = SVI(sbn_model, sbn_guide, optax.adam(1e-3), proxvi.LeaveOneOutELBO(5))
     start = svi.init(jax.random.key(0), data[:20])
 

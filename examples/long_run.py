@@ -11,6 +11,7 @@ train together: every batch is split among their devices.
 
 import argparse
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -31,11 +32,19 @@ def bars(key, count):
     return (row[:, :, None] | column[:, None, :]).reshape(count, PIXELS).astype(jnp.float32)
 
 
+@contextmanager
+def each_picture(pictures):
+    """The ELBO is that of one picture, whatever the size of a batch."""
+    count = pictures.shape[0]
+    with numpyro.handlers.scale(scale=1 / count), numpyro.plate("data", count):
+        yield
+
+
 def model(pictures):
     weights = numpyro.param("weights", jnp.full((UNITS, PIXELS), -5.0))
     bias = numpyro.param("bias", jnp.zeros(PIXELS))
     prior = numpyro.param("prior", jnp.full(UNITS, jnp.log(0.001 / 0.999)))
-    with numpyro.plate("data", pictures.shape[0]):
+    with each_picture(pictures):
         z = numpyro.sample("z", dist.Bernoulli(logits=prior).to_event(1))
         numpyro.sample("x", dist.Bernoulli(logits=z @ weights + bias).to_event(1), obs=pictures)
 
@@ -43,7 +52,7 @@ def model(pictures):
 def guide(pictures):
     kernel = jax.nn.initializers.glorot_normal()(jax.random.key(0), (PIXELS, UNITS))
     weights, bias = numpyro.param("encoder", kernel), numpyro.param("encoder_bias", jnp.zeros(UNITS))
-    with numpyro.plate("data", pictures.shape[0]):
+    with each_picture(pictures):
         numpyro.sample("z", dist.Bernoulli(logits=pictures @ weights + bias).to_event(1))
 
 
@@ -80,7 +89,7 @@ def main():
         metrics_file=arguments.folder / "metrics.jsonl",
         mesh=jax.make_mesh((jax.device_count(),), ("data",)) if jax.device_count() > 1 else None,
     )
-    final = -float(result.losses[-100:].mean()) / BATCH
+    final = -float(result.losses[-100:].mean())
     print(f"ELBO of a picture: {final:.1f}; the best possible is about {-SIZE * 2 * 0.377:.1f}")
 
 

@@ -192,7 +192,9 @@ def finished(path: Path | None, settings: dict[str, Any]) -> np.ndarray | None:
     if path is None or not path.exists():
         return None
     saved = json.loads(path.read_text())
-    return np.array(saved["elbos"]) if saved["settings"] == settings else None
+    if saved["settings"] != settings:
+        raise SystemExit(f"{path} holds {saved['settings']}, not {settings}; name another folder for --results.")
+    return np.array(saved["elbos"])
 
 
 def save(path: Path, settings: dict[str, Any], elbos: np.ndarray, seconds: float) -> None:

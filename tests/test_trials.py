@@ -165,6 +165,11 @@ def test_the_grid_says_what_it_does_not_know() -> None:
         Grid(methods=("vi",)).trials((5,))
     with pytest.raises(ValueError, match=r"`starts` must be of"):
         Grid(starts=("worse",)).trials((5,))
+    for gamma in (0.0, -1.0, 10.0, float("nan")):  # of which Optax makes a schedule that never lets go, or of NaN
+        with pytest.raises(ValueError, match=r"`gammas` must be a finite number above 0 and below 1, got"):
+            Grid(gammas=(gamma,)).trials((5,))
+    with pytest.raises(ValueError, match=r"`workers` must be left out with `dask`, got 2"):
+        sweeps.Options(dask="tcp://scheduler:8786", workers=2)
     with pytest.raises(ValueError, match=r"`scale` must be a finite number above 0, got 0"):
         Grid(scale=0.0).trials((5,))
     both = Grid(gammas=(1e-5, 1e-10), methods=("VI", "annealing"), starts=("bad",)).trials((5,))
@@ -180,7 +185,7 @@ def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> 
     blank = trials.encode(np.zeros(784))
     for seed, elbo in enumerate((-120.0, -122.0)):
         trial = Trial("PVI, entropy", "bad", seed=seed)
-        found = {"elbo": elbo, "log_likelihood": elbo + 10, "curves": curves, "samples": [blank]}
+        found = {"elbo": elbo, "log_likelihood": elbo + 10, "curves": curves, "samples": [blank], "khat_above": 0.2}
         path = trials._path(trial, tmp_path, 5_000, 10_000)
         trials.results.save(path, trials._settings(trial, 5_000, 10_000), found, seconds=1.0)
     printed = belief_networks.report(tmp_path)

@@ -94,7 +94,11 @@ def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> 
 
 
 def curves(
-    figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], path: Path, *, upper: float = 60.0
+    figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
+    path: Path,
+    *,
+    upper: float = 60.0,
+    entropy: str = "entropy of q",
 ) -> None:
     """Training over time: the ELBO, whole and its upper end, the entropy of q and the magnitude of the constraint.
 
@@ -102,13 +106,14 @@ def curves(
         figures: those of trials, by method (a line each) and by start (a column each), all seeds.
         path: where to save the picture.
         upper: how many nats the upper end is.
+        entropy: what that curve is to be called.
     """
     plt = _pyplot()
     columns = sorted({column for cells in figures.values() for column in cells})
     traces = [seed["curves"] for cells in figures.values() for seeds in cells.values() for seed in seeds]
     elbos = [trace["validation_elbo"] for trace in traces]
     worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
-    rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", "entropy of q": "entropy"}
+    rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", entropy: "entropy"}
     if any("magnitude" in trace for trace in traces):
         rows["magnitude"] = "magnitude"
     size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}

@@ -27,6 +27,7 @@ __all__ = ["METHODS", "STEPS", "Grid", "Trial", "report", "reproduce_table_3"]
 
 STEPS = 50_000  # the paper's
 ORTHOGONAL = "PVI, orthogonal"  # methods whose names begin so take the magnitude
+SAMPLED = ", sampled KL"
 SHOWN = 12  # digits whose reconstructions are kept
 
 
@@ -109,15 +110,16 @@ def _warm_up(trial: Trial) -> proxvi.WarmUpELBO:
 METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {
     "VI": lambda trial: (TraceMeanField_ELBO(), ()),
     # The divergence by samples, too, is noise of a hundred dimensions, most of which the model does not use.
-    "VI, sampled KL": lambda trial: (Trace_ELBO(), ()),
+    f"VI{SAMPLED}": lambda trial: (Trace_ELBO(), ()),
     "VI, KL warm-up": lambda trial: (_warm_up(trial), ()),
     ORTHOGONAL: lambda trial: (TraceMeanField_ELBO(), _orthogonal(trial)),
-    f"{ORTHOGONAL}, sampled KL": lambda trial: (Trace_ELBO(), _orthogonal(trial)),
+    f"{ORTHOGONAL}{SAMPLED}": lambda trial: (Trace_ELBO(), _orthogonal(trial)),
     "PVI, entropy": lambda trial: (TraceMeanField_ELBO(), held(proxvi.entropy, trial)),
     "PVI, KL": lambda trial: (TraceMeanField_ELBO(), held(proxvi.kl_to_prior, trial)),
     "PVI, mean/variance": lambda trial: (TraceMeanField_ELBO(), held(proxvi.mean_variance, trial)),
 }
-PAPER = {"VI": (-101.0, -94.2), ORTHOGONAL: (-100.3, -93.9)}  # of the latter the best of all magnitudes
+# Of the latter the best of all magnitudes. The authors' code samples the divergence; both rows are beside theirs.
+PAPER = {"VI": (-101.0, -94.2), ORTHOGONAL: (-100.3, -93.9)}
 COLUMN = "ELBO / log likelihood"
 
 
@@ -173,10 +175,12 @@ def report(folder: Path) -> str:
     records.sort(key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["magnitude"]))
     figures = tables.grouped(records, row, lambda settings: COLUMN)
     means = {name: np.mean([seed["elbo"] for seed in cells[COLUMN]]) for name, cells in figures.items()}
-    paper: dict[str, Any] = {"VI": {COLUMN: PAPER["VI"]}}
-    orthogonal = [name for name in means if name.startswith(ORTHOGONAL)]
-    if orthogonal:  # the paper reports the best of them
-        paper[max(orthogonal, key=means.__getitem__).split(" (")[0]] = {COLUMN: PAPER[ORTHOGONAL]}
+    paper: dict[str, Any] = {}
+    for kind in ("", SAMPLED):
+        paper["VI" + kind] = {COLUMN: PAPER["VI"]}
+        magnitudes = [name for name in means if name.startswith(f"{ORTHOGONAL}{kind}, k") and " (" not in name]
+        if magnitudes:  # the paper reports the best of them
+            paper[max(magnitudes, key=means.__getitem__)] = {COLUMN: PAPER[ORTHOGONAL]}
     common = tables.usual(records)
     caption = (
         f"Validation ELBO / log likelihood in nats, mean ± standard deviation over seeds; {common['steps']:,} steps, "

@@ -120,6 +120,9 @@ class Grid:
     def trials(self, units: tuple[int, ...]) -> list[Trial]:
         """All combinations; the decay means nothing to VI, which runs once."""
         check_number("scale", self.scale, above=0.0, remedy="1 is the paper's 4 million steps")
+        for gamma in self.gammas:
+            remedy = "1e-10 lets the constraint go, 1 never does"
+            check_number("gammas", gamma, above=0.0, below=1.0, remedy=remedy)
         check_known("methods", self.methods, METHODS)
         check_known("starts", self.starts, STARTS)
         steps = max(1, round(self.scale * STEPS))
@@ -169,7 +172,8 @@ def report(folder: Path) -> str:
     )
     text = f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER.get(len(common['units']), {}))}"
     (folder / "table.md").write_text(text + "\n")
-    plots.curves(figures, folder / "curves.png")
+    layer = "" if len(common["units"]) == 1 else ", first layer"
+    plots.curves(figures, folder / "curves.png", entropy=f"entropy of q{layer}")
     drawn = {
         f"{method}, {start} start": np.array([decode(image) for image in seeds[0]["samples"][:12]])
         for method, cells in figures.items()

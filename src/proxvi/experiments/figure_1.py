@@ -129,6 +129,8 @@ VARIANTS: dict[str, Callable[[Settings, Factor, Array], tuple[Factor, Array]]] =
 
 def ring(count: int) -> Array:
     """Starts on a circle around the truth; multiples of 8 have two with equal means, a saddle no gradient leaves."""
+    if count % 8 == 0:
+        raise ValueError(f"`starts` must not be a multiple of 8, got {count}; {count + 1} has no start on the saddle.")
     angles = 2 * jnp.pi * jnp.arange(count) / count
     return TRUTH[None] + RADIUS * jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
 
@@ -298,18 +300,17 @@ def reproduce_settings(
     """
     s = Settings("VI", data_sets=data_sets, starts=starts, steps=int(10_000 * scale), seed=seed)
     shares: dict[str, dict[str, list[float]]] = {name: {m: [] for m in STUDIED} for name in GRID}
-    studied = [(name, value, method) for name, values in GRID.items() for value in values for method in STUDIED]
+    grid = {**GRID, "steps": tuple(int(steps * scale) for steps in GRID["steps"])}
+    studied = [(name, value, method) for name, values in grid.items() for value in values for method in STUDIED]
     variants = ("PVI, entropy", *VARIANTS)
-    trials = [
-        replace(s, method=method, **{name: int(value * scale) if name == "steps" else value})
-        for name, value, method in studied
-    ] + [replace(s, method=name) for name in variants]
+    trials = [replace(s, method=method, **{name: value}) for name, value, method in studied]
+    trials += [replace(s, method=name) for name in variants]
     figures = results.measured(folder, trials, measure)
     for (name, _, method), one in zip(studied, figures, strict=False):
         shares[name][method].append(one["free"])
-    plots.study(GRID, shares, folder / "settings.png")
+    plots.study(grid, shares, folder / "settings.png")
     lines = ["| setting | value | " + " | ".join(STUDIED) + " |", "|---" * (2 + len(STUDIED)) + "|"]
-    for name, values in GRID.items():
+    for name, values in grid.items():
         for i, value in enumerate(values):
             cells = " | ".join(f"{shares[name][m][i]:.0%}" for m in STUDIED)
             lines.append(f"| {name} | {value:g} | {cells} |")

@@ -134,7 +134,7 @@ def reproduce(
     best = best_known()
     lines = ["| method | starts | best ELBO | worst ELBO | worst below L-BFGS |", "|---|---|---|---|---|"]
     for name, elbos in zip(METHODS, (one["elbos"] for one in figures), strict=True):
-        row = " | ".join(_signed(x) for x in (max(elbos), min(elbos), best - min(elbos)))
+        row = " | ".join(_signed(x) for x in (np.max(elbos), np.min(elbos), best - np.min(elbos)))
         lines.append(f"| {name} | {len(elbos)} | {row} |")
     title = f"569 rows, 31 weights, {steps:,} steps; L-BFGS in double precision ends at {_signed(best)}"
     text = "\n".join([title, "", *lines])

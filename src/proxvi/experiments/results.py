@@ -21,7 +21,7 @@ import tqdm
 __all__ = ["command", "cores", "current", "measured", "name", "read", "save", "say_what_is_known"]
 
 PROTOCOL = 1  # raise it with a change of the code that changes figures: files of another are not taken for results
-VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy")
+VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy", "scipy", "flax", "arviz-stats", "scikit-learn")
 
 
 def name(title: str, settings: dict[str, Any]) -> str:
@@ -58,7 +58,7 @@ def save(
         "hardware": f"{_processor()}, {devices}",
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")  # another process may be saving the same
     text = json.dumps(record, default=_plain)
     fresh.write_text(text + "\n")
     fresh.replace(path)

@@ -58,6 +58,10 @@ class Options:
             )
         if self.workers is not None:
             check_integer("workers", self.workers, remedy="leave it out for as many as cores")
+            if self.dask is not None:
+                raise ValueError(
+                    f"`workers` must be left out with `dask`, got {self.workers}; the cluster has workers of its own."
+                )
 
     def run(self, name: str, trials: Iterable[Trial]) -> dict[Trial, dict[str, Any]]:
         """Sweep over the trials of the table of that name."""

@@ -70,7 +70,7 @@ def _ours(seeds: list[dict[str, Any]]) -> str:
     for name in ("elbo", "log_likelihood"):
         values = np.array([figures[name] for figures in seeds])
         spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-        heavy = name == "log_likelihood" and any(figures.get("khat_above", 0.0) > 0.5 for figures in seeds)
+        heavy = name == "log_likelihood" and not all(figures["khat_above"] <= 0.5 for figures in seeds)
         cells.append(_number(float(np.mean(values))) + spread + (DAGGER if heavy else ""))
     return " / ".join(cells) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
