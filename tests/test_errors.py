@@ -416,8 +416,8 @@ CASES = [
         lambda: proxvi.kl_to_prior(dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), NORMAL),
         "`q`",
         "same event shape",
-        "(3,) and ()",
-        "to_event",
+        "(3,) of MultivariateNormal and () of Normal",
+        "of one kind",
     ),
     Bad(
         "prior larger than q",
