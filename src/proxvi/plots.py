@@ -132,7 +132,8 @@ def curves(
         panels[-1, j].locator_params(axis="x", nbins=5)  # or numbers of six digits run into each other
         if "magnitude" in rows:
             panels[-1, j].set(yscale="log")
-    figure.legend(lines.values(), lines, loc="outside upper center", ncols=2 * len(columns), fontsize="small")
+    named = {method: lines[method] for method in figures if method in lines}  # in the order of the table
+    figure.legend(named.values(), named, loc="outside upper center", ncols=2 * len(columns), fontsize="small")
     for axes, name in zip(panels[:, 0], rows, strict=True):
         axes.set_ylabel(name)
     for axes in panels.flat:
