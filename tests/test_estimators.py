@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -328,33 +329,22 @@ def test_vimco_bound_lies_between_the_elbo_and_the_evidence() -> None:
     assert exact_elbo(problem, params) < exact_two_particle_bound(problem, params) < evidence
 
 
-def weighted(weights: Any) -> Problem:
-    """Three units, each with a weight of its own, which is no plate's."""
+@pytest.mark.parametrize("plated", [False, True], ids=["no plate", "a plate to the left"])
+def test_leave_one_out_gradient_with_weights_along_an_axis_that_is_no_plate(plated: bool) -> None:
+    """Weights of units, such as a temperature for each."""
+    weights, elbo = jnp.array([1.0, 4.0, 0.5]), proxvi.LeaveOneOutELBO(3)
+
+    def around() -> Any:
+        return numpyro.plate("row", 1, dim=-2) if plated else nullcontext()
 
     def model() -> None:
-        with numpyro.handlers.scale(scale=weights):
+        with around(), numpyro.handlers.scale(scale=weights):
             z = numpyro.sample("z", dist.Bernoulli(jnp.full(3, 0.3)))
             numpyro.sample("x", dist.Normal(2.0 * z, 1.0), obs=DATA)
 
     def guide() -> None:
-        with numpyro.handlers.scale(scale=weights):
+        with around(), numpyro.handlers.scale(scale=weights):
             numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("q", jnp.zeros(3))))
-
-    return Problem(model, guide, {"z": (3,)}, {"q": jnp.array([0.3, -0.2, 0.4])})
-
-
-@pytest.mark.parametrize("shape", [(), (1,)], ids=["no plate", "a plate to the left"])
-def test_leave_one_out_gradient_with_weights_along_an_axis_that_is_no_plate(shape: tuple[int, ...]) -> None:
-    """Weights of units, such as a temperature for each."""
-    weights, elbo = jnp.array([1.0, 4.0, 0.5]), proxvi.LeaveOneOutELBO(3)
-    problem = weighted(weights)
-
-    def within(f: Any) -> Any:
-        def run() -> None:
-            with numpyro.plate("row", 1, dim=-2):
-                f()
-
-        return run if shape else f
 
     def exact(p: Any) -> jax.Array:
         """Units are independent, so their weights may be taken outside."""
@@ -366,9 +356,8 @@ def test_leave_one_out_gradient_with_weights_along_an_axis_that_is_no_plate(shap
 
         return -jnp.sum(weights * (on * weight(1.0) + (1 - on) * weight(0.0)))
 
-    params = as_arrays(problem.params)
+    params = {"q": jnp.array([0.3, -0.2, 0.4])}
     value, expected = jax.value_and_grad(exact)(params)
-    model, guide = within(problem.model), within(problem.guide)
     assert_unbiased(lambda p, key: elbo.loss(key, p, model, guide), params, expected, value)
 
 

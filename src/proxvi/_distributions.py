@@ -152,15 +152,17 @@ def mean_and_variance(d: dist.Distribution, key: Array | None, num_samples: int)
     except NotImplementedError:
         pass
     mean = expectation(d, lambda z, _: z, key, num_samples, "mean")
-    if d.has_rsample:
-        fixed = jax.lax.stop_gradient(mean)
-        square = expectation(d, lambda z, _: (z - fixed) ** 2, key, num_samples, "variance")
-        return mean, square * num_samples / (num_samples - 1)  # the mean is that of the same samples
-    # What multiplies the slope of a sample's log density must not hold that sample, so the centre is that of others. It
-    # misses E[z] by Var[z] / n in square, which adds to the value, and by 0 on average, which is all that slopes see.
-    assert key is not None  # or there would be no mean
-    fixed = jax.lax.stop_gradient(expectation(d, lambda z, _: z, jax.random.fold_in(key, 1), num_samples, "mean"))
+    centre = mean
+    if not d.has_rsample:
+        # What multiplies the slope of a sample's log density must not hold that sample: the centre is that of others.
+        assert key is not None  # or there would be no mean
+        centre = expectation(d, lambda z, _: z, jax.random.fold_in(key, 1), num_samples, "mean")
+    fixed = jax.lax.stop_gradient(centre)
     square = expectation(d, lambda z, _: (z - fixed) ** 2, key, num_samples, "variance")
+    if d.has_rsample:
+        return mean, square * num_samples / (num_samples - 1)  # the mean is that of the same samples
+    # The mean of others misses E[z] by Var[z] / n in square, which adds to the value, and by 0 on average, which is all
+    # that the slope sees.
     return mean, square - jax.lax.stop_gradient(square) / (num_samples + 1)
 
 

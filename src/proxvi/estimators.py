@@ -223,10 +223,9 @@ def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Te
                 plates[frame.name, frame.dim] = 1.0 if subsample is None else size / subsample
             scale = 1.0 if site["scale"] is None else site["scale"]
             log_prob = _sum_within(plates, site["log_prob"])
-            is_scored = sign < 0 and not site["is_observed"] and not site["fn"].has_rsample
-            score = (
-                (log_prob if site["scale"] is None else _sum_within(plates, log_density(site))) if is_scored else None
-            )
+            score = None
+            if sign < 0 and not site["is_observed"] and not site["fn"].has_rsample:
+                score = log_prob if site["scale"] is None else _sum_within(plates, log_density(site))
             terms.append(_Term(log_prob, plates, scale, sign, score))
     return terms
 

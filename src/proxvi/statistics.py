@@ -57,12 +57,12 @@ def mean_variance(q: Any, *, key: Array | None = None, num_samples: int = 32) ->
 
         f(λ) = (E[z], E[(z − E[z])²]) under q(z; λ)
 
+    Of an angle (`VonMises`) they are the circular ones, as in NumPyro.
+
     Args:
         q: a distribution or a tree of distributions.
         key: for the Monte Carlo estimate that families without closed moments need (flows).
         num_samples: of that estimate.
-
-    Of an angle (`VonMises`) they are the circular ones, as in NumPyro.
 
     Returns:
         A tree shaped as `q` with a pair (mean, variance) for each distribution, batch axes averaged.
