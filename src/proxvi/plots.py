@@ -97,26 +97,26 @@ def curves(
     figures: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
     path: Path,
     *,
-    upper: float = 60.0,
+    upper: float = 20.0,
     entropy: str = "entropy of q",
 ) -> None:
     """Training over time: the ELBO, whole and its upper end, the entropy of q and the magnitude of the constraint.
 
     Args:
-        figures: those of trials, by method (a line each) and by start (a column each), all seeds.
+        figures: those of trials, by method (a line each) and by start (a column each, to its own scale), all seeds.
         path: where to save the picture.
         upper: how many nats the upper end is.
         entropy: what that curve is to be called.
     """
     plt = _pyplot()
     columns = sorted({column for cells in figures.values() for column in cells})
-    traces = [seed["curves"] for cells in figures.values() for seeds in cells.values() for seed in seeds]
-    elbos = [trace["validation_elbo"] for trace in traces]
-    worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
+    traces = {
+        column: [seed["curves"] for cells in figures.values() for seed in cells.get(column, [])] for column in columns
+    }
     rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", entropy: "entropy"}
-    if any("magnitude" in trace for trace in traces):
+    if any("magnitude" in trace for column in columns for trace in traces[column]):
         rows["magnitude"] = "magnitude"
-    size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "sharey": "row", "squeeze": False}
+    size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(columns), layout="constrained", **size)
     lines: dict[str, Any] = {}
     for j, column in enumerate(columns):
@@ -126,6 +126,8 @@ def curves(
                 for axes, name in zip(panels[:, j], rows.values(), strict=True):
                     if name in seed["curves"]:
                         (lines[method],) = axes.plot(seed["curves"]["step"], seed["curves"][name], color=color, lw=1.2)
+        elbos = [trace["validation_elbo"] for trace in traces[column]]
+        worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
         panels[0, j].set(title=column, yscale="symlog" if worst < 10 * best < 0 else "linear")
         panels[1, j].set(ylim=(best - upper, best + upper / 20))
         panels[-1, j].set(xlabel="step")
