@@ -90,6 +90,31 @@ def test_kl_proximal_step_of_a_gaussian_mean_has_its_closed_form() -> None:
         np.testing.assert_allclose(step, -2.0 / (1 / rho + k / scale**2), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("reference", "past"),
+    [(proxvi.parameter_average(0.8), 0.8), (proxvi.statistic_average(0.8), 0.8 / 1.8)],
+    ids=["parameters", "statistic"],
+)
+def test_the_second_step_is_held_by_an_average_of_the_past(reference: proxvi.Reference, past: float) -> None:
+    """For f(λ) = λ and squared distance, with λ̃ = wλ₀ + (1 − w)λ₁ the second step is −(g + 2kw s₁) / (1/ρ + 2k).
+
+    The average of parameters starts at λ₀, so that w = α; that of the statistic starts at nothing, and is divided by
+    the sum of its weights, so that w = α / (1 + α).
+    """
+    with jax.enable_x64(True):
+        rho, k, gradient = 0.1, 1.5, jnp.asarray(2.0)
+        constraint = absolute(proxvi.identity, k, distance=proxvi.squared, reference=reference)
+        optimizer = proxvi.proximity_inner_loop(KEY, rho, constraint, tolerance=1e-12, max_iterations=1_000)
+        start = jnp.asarray(1.0)
+        first, state = optimizer.update(gradient, optimizer.init(start), start)
+        second, state = optimizer.update(gradient, state, start + first)
+        expected = -gradient / (1 / rho + 2 * k)
+        np.testing.assert_allclose(first, expected, rtol=1e-6)
+        np.testing.assert_allclose(second, -(gradient + 2 * k * past * expected) / (1 / rho + 2 * k), rtol=1e-6)
+        np.testing.assert_allclose(state.telemetry.distance, (past * first + second) ** 2, rtol=1e-6)
+        assert state.telemetry.magnitude == k
+
+
 @pytest.mark.parametrize("reference", [proxvi.parameter_average(0.9), proxvi.statistic_average(0.9), PREVIOUS])
 def test_both_algorithms_end_at_the_same_optimum(reference: proxvi.Reference) -> None:
     constraint = {

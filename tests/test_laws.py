@@ -79,14 +79,15 @@ def laws(statistic: str, distance: str, family: str, dtype: str, max_examples: i
         check()
 
 
-# Slopes are compared with finite differences in float64 only; float32 on every family is for the night.
+# Slopes are compared with finite differences in float64 only; float32 on every family is for the night, and so is a
+# second distance that sums over gaps.
 @pytest.mark.parametrize(
     ("statistic", "distance", "family", "dtype"),
     [
         pytest.param(*case, dtype, id="-".join((*case, dtype)), marks=pytest.mark.nightly if rare else ())
         for case in CASES
         for dtype in DTYPES
-        for rare in [dtype == "float32" and case not in PAIRS]
+        for rare in [case not in PAIRS and (dtype == "float32" or case[1] == "inverse_huber")]
     ],
 )
 def test_distance_laws(statistic: str, distance: str, family: str, dtype: str) -> None:
@@ -100,21 +101,21 @@ def test_distance_laws_ten_thousand_times(statistic: str, distance: str, family:
     laws(statistic, distance, family, dtype, max_examples=10_000)
 
 
-def descend(optimizer: optax.GradientTransformationExtraArgs, dtype: Any, steps: int = 1_000) -> tuple[Any, Any]:
+def descend(optimizer: optax.GradientTransformationExtraArgs) -> tuple[Any, Any]:
     """Run a noisy quadratic from a fixed start; the parameters and the losses."""
-    target = jnp.linspace(-1.0, 1.0, 12, dtype=dtype).reshape(SHAPE)
+    target = jnp.linspace(-1.0, 1.0, 12).reshape(SHAPE)
 
     @jax.jit
     def run() -> tuple[Any, Any]:
         def step(carry: tuple[Any, Any], key: Any) -> tuple[tuple[Any, Any], Any]:
             params, state = carry
-            noise = 0.1 * jax.random.normal(key, SHAPE, dtype)
+            noise = 0.1 * jax.random.normal(key, SHAPE)
             loss, grads = jax.value_and_grad(lambda p: jnp.sum((p - target + noise) ** 2))(params)
             updates, state = optimizer.update(grads, state, params, value=loss)
             return (optax.apply_updates(params, updates), state), loss
 
-        params = jnp.full(SHAPE, 0.5, dtype)
-        keys = jax.random.split(jax.random.key(0), steps)
+        params = jnp.full(SHAPE, 0.5)
+        keys = jax.random.split(jax.random.key(0), 1_000)
         (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), keys)
         return params, losses
 
@@ -122,26 +123,22 @@ def descend(optimizer: optax.GradientTransformationExtraArgs, dtype: Any, steps:
 
 
 @functools.cache
-def bare_descent(dtype: str) -> tuple[Any, Any]:
-    return descend(optax.with_extra_args_support(optax.adam(0.05)), DTYPES[dtype])
+def bare_descent() -> tuple[Any, Any]:
+    return descend(optax.with_extra_args_support(optax.adam(0.05)))
 
 
-@every_dtype
-@pytest.mark.parametrize("average", ["parameter_average", "statistic_average"])
 @every_pair
-def test_magnitude_zero_is_the_bare_optimizer_to_the_last_bit(
-    statistic: str, distance: str, family: str, average: str, dtype: str
-) -> None:
-    with jax.enable_x64(dtype == "float64"):
-        link = proxvi.proximity(
-            statistic_of(statistic, family),
-            magnitude=0.0,
-            distance=DISTANCES[distance],
-            reference=getattr(proxvi, average)(),
-        )
-        constrained = descend(optax.chain(link, optax.adam(0.05)), DTYPES[dtype])
-        bare = bare_descent(dtype)
-    for expected, actual in zip(bare, constrained, strict=True):
+def test_magnitude_zero_is_the_bare_optimizer_to_the_last_bit(statistic: str, distance: str, family: str) -> None:
+    link = proxvi.proximity(statistic_of(statistic, family), magnitude=0.0, distance=DISTANCES[distance])
+    for expected, actual in zip(bare_descent(), descend(optax.chain(link, optax.adam(0.05))), strict=True):
+        assert expected.tobytes() == actual.tobytes()
+
+
+@pytest.mark.parametrize("average", [proxvi.parameter_average, proxvi.statistic_average])
+@pytest.mark.parametrize("magnitude", [0.0, lambda step: 0.0 * step], ids=["number", "schedule"])
+def test_magnitude_zero_is_the_bare_optimizer_whatever_the_slope_holds(magnitude: Any, average: Any) -> None:
+    link = proxvi.proximity(lambda p: jnp.sqrt(0.0 * p), magnitude=magnitude, reference=average())
+    for expected, actual in zip(bare_descent(), descend(optax.chain(link, optax.adam(0.05))), strict=True):
         assert expected.tobytes() == actual.tobytes()
 
 

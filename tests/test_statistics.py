@@ -45,6 +45,8 @@ def test_padding_that_is_masked_changes_nothing() -> None:
     for q in (part, inside):
         np.testing.assert_allclose(proxvi.entropy(q), proxvi.entropy(whole), rtol=1e-6)
         np.testing.assert_allclose(proxvi.kl(q, q), 0.0, atol=1e-6)
+        prior = dist.Bernoulli(0.3)
+        np.testing.assert_allclose(proxvi.kl_to_prior(q, prior), proxvi.kl_to_prior(whole, prior), rtol=1e-6)
     assert np.all(proxvi.entropy(whole.mask(False)) == 0)
 
 

@@ -1,6 +1,7 @@
 """Trials of tables 1 and 2 at a small size: interrupted, run twice, on a real cluster whose workers are killed."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from proxvi.experiments import belief_networks, sweeps, trials
+from proxvi.experiments import belief_networks, results, sweeps, trials
 from proxvi.experiments.belief_networks import Grid, Trial
 
 SIZE: dict[str, Any] = {"samples": 30, "digits": 20}
@@ -65,18 +66,19 @@ def test_a_trial_is_run_once_and_resumes(tmp_path: Path, monkeypatch: pytest.Mon
         assert trials.run(ONE, tmp_path / "b", tmp_path / "b", **SIZE) == whole  # from the file
 
 
-def test_of_two_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, fit = [], trials.train
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        runs.append(args)
-        return fit(*args, **kwargs)
-
-    monkeypatch.setattr(trials, "train", counted)
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: trials.run(ONE, tmp_path, tmp_path, **SIZE), range(2)))
-    assert found[0] == found[1]
-    assert len(runs) == 1
+def test_of_two_processes_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another open file, as here, is to a lock what another process is; only one that excludes all waits for this."""
+    monkeypatch.setattr(trials, "train", lambda *_, **__: pytest.fail("the other one has done it"))
+    (tmp_path / ONE.name).mkdir()
+    with ThreadPoolExecutor(1) as pool, (tmp_path / ONE.name / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        waiting = pool.submit(trials.run, ONE, tmp_path, tmp_path, **SIZE)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=1.0)
+        path, settings = trials._path(ONE, tmp_path, **SIZE), trials._settings(ONE, **SIZE)
+        results.save(path, settings, {"elbo": -1.0}, seconds=1.0, by="the other one")
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert waiting.result(timeout=60.0) == {"elbo": -1.0}
 
 
 @pytest.mark.parametrize(
