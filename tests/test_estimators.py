@@ -19,6 +19,7 @@ from numpyro.infer.util import log_density
 import proxvi
 from proxvi import estimators
 
+VIMCO = proxvi.VimcoELBO(2_000)
 DRAWS = 100_000
 DATA = jnp.array([0.5, 2.5, -1.0])
 
@@ -205,9 +206,12 @@ def allow_rank_promotion() -> Any:
 EASIER = ("one layer, plate", "one layer, subsampled plate", "two layers, plate")  # than "two layers, subsampled plate"
 
 
-@pytest.mark.parametrize(
+but_for_the_easier = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if name in EASIER else ()) for name in PROBLEMS]
 )
+
+
+@but_for_the_easier
 def test_leave_one_out_gradient_is_unbiased(name: str) -> None:
     problem, elbo = PROBLEMS[name], proxvi.LeaveOneOutELBO(3)
     params = as_arrays(problem.params)
@@ -235,10 +239,6 @@ def test_annealed_gradient_is_unbiased_for_the_tempered_elbo(name: str) -> None:
         return annealed.elbo.loss(key, p, problem.model, guide, problem.subsample_size)
 
     assert_unbiased(tempered, params, expected, value)
-    # evaluated from outside it is the untempered one
-    key = jax.random.key(0)
-    arguments = (key, params, problem.model, problem.guide, problem.subsample_size)
-    assert annealed.loss(*arguments) == annealed.elbo.loss(*arguments)
 
 
 @pytest.mark.parametrize("elbo", [Trace_ELBO(50_000), TraceMeanField_ELBO(50_000)], ids=["sampled", "closed"])
@@ -260,19 +260,17 @@ def test_warm_up_weighs_the_divergence_and_nothing_else(elbo: Any) -> None:
         return 2.0 * (likelihood - weight * divergence)
 
     params = {"mean": jnp.array(0.7), "scale": jnp.array(0.8)}
-    warm = proxvi.WarmUpELBO(elbo, lambda step: weight)
-    pair = warm.tempered(model, guide, jnp.zeros((), int), jnp.zeros(()))
+    warm = proxvi.WarmUpELBO(elbo, lambda step: weight * step / 4)
+    pair = warm.tempered(model, guide, jnp.asarray(4), jnp.zeros(()))
     loss, slopes = jax.value_and_grad(lambda p: warm.elbo.loss(jax.random.key(0), p, *pair))(params)
     expected, expected_slopes = jax.value_and_grad(exact)(params)
     np.testing.assert_allclose(-loss, expected, rtol=0.01)
     for name, slope in slopes.items():
         np.testing.assert_allclose(-slope, expected_slopes[name], rtol=0.05)
-    true = -warm.loss(jax.random.key(0), params, model, guide)
-    np.testing.assert_allclose(true, -elbo.loss(jax.random.key(0), params, model, guide))
-    assert abs(true - expected) > 0.1
+    assert abs(-elbo.loss(jax.random.key(0), params, model, guide) - expected) > 0.1
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@but_for_the_easier
 def test_vimco_gradient_is_that_of_the_multi_sample_bound(name: str) -> None:
     problem, elbo = PROBLEMS[name], proxvi.VimcoELBO(2)
     params = as_arrays(problem.params)
@@ -321,12 +319,45 @@ def single_point(factory: Callable[[], Problem], point: int) -> Problem:
     return Problem(model, guide, latents, problem.params)
 
 
-def test_vimco_bound_lies_between_the_elbo_and_the_evidence() -> None:
-    problem = PROBLEMS["two layers"]
-    params = as_arrays(problem.params)
-    log_q, weight = log_weights(problem, params)
-    evidence = jax.scipy.special.logsumexp(weight + log_q)
-    assert exact_elbo(problem, params) < exact_two_particle_bound(problem, params) < evidence
+@pytest.mark.parametrize(("elbo", "largest"), [(proxvi.LeaveOneOutELBO(5), 1e-3), (proxvi.VimcoELBO(5), 1.0)])
+def test_baselines_take_out_what_a_sample_does_not_change(elbo: Any, largest: float) -> None:
+    """The first row's cost is large and the same for both values of z, so its score must count for nothing.
+
+    Of VIMCO −mean ∇log q is left, which is at most 1. Without a baseline, or with the cost of the second row in it, the
+    gradient would be unbiased, too, and some fifty times as large.
+    """
+
+    def model() -> None:
+        with numpyro.plate("rows", 2):
+            z = numpyro.sample("z", dist.Bernoulli(jnp.full(2, 0.5)))
+            numpyro.sample("x", dist.Normal(jnp.array([0.0, 9.0]) * z, 1.0), obs=jnp.array([10.0, 9.0]))
+
+    def guide() -> None:
+        with numpyro.plate("rows", 2):
+            numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("q", jnp.zeros(2))))
+
+    slope = jax.jit(jax.vmap(jax.grad(lambda q, key: elbo.loss(key, {"q": q}, model, guide)), in_axes=(None, 0)))
+    slopes = slope(jnp.zeros(2), jax.random.split(jax.random.key(0), 100))
+    assert np.max(np.abs(slopes[:, 0])) <= largest
+    assert np.max(np.abs(slopes[:, 1])) > 5 * largest  # where z matters, it is told
+
+
+def test_vimco_takes_guides_that_are_reparameterised() -> None:
+    """The bound of an importance-weighted autoencoder, which needs no score; here that of a closed likelihood."""
+    x = jnp.array([0.5, -1.0, 2.0])
+
+    def model() -> None:
+        with numpyro.plate("rows", 3):
+            numpyro.sample("x", dist.Normal(numpyro.sample("z", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+    def guide() -> None:
+        with numpyro.plate("rows", 3):
+            numpyro.sample("z", dist.Normal(numpyro.param("slope", 0.5) * x, 0.75**0.5))
+
+    losses = [elbo.loss(jax.random.key(0), {"slope": 0.5}, model, guide) for elbo in (Trace_ELBO(2000), VIMCO)]
+    exact = -float(jnp.sum(dist.Normal(0.0, 2**0.5).log_prob(x)))
+    assert losses[1] == pytest.approx(exact, abs=0.05)
+    assert losses[0] > exact + 0.1
 
 
 @pytest.mark.parametrize("plated", [False, True], ids=["no plate", "a plate to the left"])
@@ -370,8 +401,10 @@ def test_what_scales_all_sites_alike_scales_the_bound_of_vimco(kind: Any) -> Non
         pair = tuple(numpyro.handlers.scale(f, scale=scale) for f in (problem.model, problem.guide))
         return jax.value_and_grad(lambda p: elbo.loss(jax.random.key(0), p, *pair, problem.subsample_size))(params)
 
-    scaled = jax.jit(loss)(1 / 3) if kind is None else loss(kind(1 / 3))
-    jax.tree.map(lambda one, third: np.testing.assert_allclose(one / 3, third, rtol=1e-5), loss(1.0), scaled)
+    third = None if kind is None else kind(1 / 3)
+    scaled = jax.jit(loss)(1 / 3) if kind is None else jax.jit(lambda: loss(third))()
+    whole = jax.jit(lambda: loss(1.0))()
+    jax.tree.map(lambda one, part: np.testing.assert_allclose(one / 3, part, rtol=1e-5), whole, scaled)
 
 
 def test_rows_of_vimco_may_have_weights() -> None:

@@ -49,8 +49,22 @@ def test_starts_are_spread_over_devices(count: int) -> None:
     mesh = Mesh(np.array(jax.devices()[:count]), "starts")
     spread = proxvi.multistart(climb, HILLS, mesh=mesh)  # 10 starts: 3 and 8 do not divide them
     alone = proxvi.multistart(climb, HILLS, mesh=Mesh(np.array(jax.devices()[:1]), "starts"))
+    assert len(spread.traces.sharding.device_set) == count
     assert spread.elbos.shape == (10,)
     np.testing.assert_allclose(spread.elbos, alone.elbos, rtol=1e-6, atol=1e-7)
+
+
+def test_a_trace_that_is_too_short_is_refused_before_the_work() -> None:
+    worked = []
+
+    def optimise(start: jax.Array) -> tuple[Any, jax.Array]:
+        jax.debug.callback(worked.append, start)
+        return climb(start)
+
+    with pytest.raises(ValueError, match="`average_last` must be at most the"):
+        proxvi.multistart(optimise, HILLS, average_last=100_000)
+    jax.effects_barrier()
+    assert not worked
 
 
 def test_the_function_is_traced_once() -> None:

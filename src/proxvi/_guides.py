@@ -77,15 +77,9 @@ def latent_sites(guide_trace: dict[str, Any]) -> dict[str, Any]:
         for name, site in guide_trace.items()
         if site["type"] == "sample" and not site["is_observed"]
     }
-    spread = {
+    return {
         name: q for name, q in latent.items() if not isinstance(_distributions.innermost(q), dist.Delta | dist.Unit)
     }
-    if not spread:
-        raise ValueError(
-            f"`guide` must have a site that is not a point mass, got only {sorted(latent)}; use AutoNormal instead of "
-            "AutoDelta, because a point mass has no entropy or variance to keep close."
-        )
-    return spread
 
 
 def _with_latent_axes(site: Any) -> dist.Distribution:

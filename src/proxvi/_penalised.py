@@ -102,7 +102,7 @@ class Penalised:
         loss = objective
         if isinstance(self.loss, TemperedELBO):  # the loss to report is the true one; the samples are the same
             constrained = self._constrained(jax.lax.stop_gradient(params), svi_state.mutable_state)
-            loss = self.loss.loss(key, constrained, self.model, self.guide, *args, **kwargs, **self.static_kwargs)
+            loss = self.estimator.loss(key, constrained, self.model, self.guide, *args, **kwargs, **self.static_kwargs)
         total, states = jnp.zeros(()), list(svi_state.constraints)
         # The barrier keeps the loss itself in the shape that NumPyro compiles it to, to the last bit.
         seen = jax.lax.optimization_barrier(jax.lax.stop_gradient(loss))
@@ -183,7 +183,8 @@ class Penalised:
     def _observe(self, i: int, guide_trace: Any, model_trace: Any, params: Any, key: Any) -> Any:
         """The `i`-th statistic, of the distributions in a trace of the guide."""
         q = latent_sites(guide_trace)
-        extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, i)}
+        # JAX's `split` is a `fold_in` of small numbers, and the first two are the model's and the guide's.
+        extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
         if self._arguments[i].asks_for("prior"):
             prior = {name: model_trace[name]["fn"] for name in q if name in model_trace}
             extra["prior"] = jax.lax.stop_gradient(prior)  # a constraint moves the guide alone

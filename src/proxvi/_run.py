@@ -103,7 +103,7 @@ class Run:
         Only the bad ones go through the guarded program, which rounds differently: the others have the bits that they
         would have in any other chunk.
         """
-        state, done, losses = self.state, 0, np.empty(length, np.float32)
+        state, done, losses = self.state, 0, np.empty(length, jnp.result_type(float))
         while done < length:
             after, now, finite = self._call(self._plain, state, feed, step, done, length - done, measure)
             now = np.asarray(now)[: length - done]

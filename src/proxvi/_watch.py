@@ -78,7 +78,14 @@ class Record:
     def write(self, line: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps({name: _plain(value) for name, value in line.items()}) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: it knows no NaN and no infinity."""
+    if isinstance(value, list):
+        return [_plain(x) for x in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @contextmanager

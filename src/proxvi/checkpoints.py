@@ -44,7 +44,8 @@ class Checkpoints:
     Orbax writes them: in the background, and complete or not at all. What it does not do is notice a flipped bit or
     another dtype, so each carries SHA-256 digests: of its leaves (name, dtype, shape, bytes), and of its header, which
     holds the run's configuration and the first digest. At load, one that cannot be read or does not match is put
-    aside, loudly, and the next older one is taken; one that is whole but of another configuration is refused.
+    aside, loudly, once an older one has been read: if none can be, it may be no fault of theirs, and they stay as they
+    are. One that is whole but of another configuration is refused.
 
     Args:
         folder: made if it is not there.
@@ -83,20 +84,26 @@ class Checkpoints:
     def restore(self, like: Callable[[int], Any]) -> Restored | None:
         """The newest checkpoint that is intact, in the structure of `like(step)`; None if there is none."""
         steps = sorted((checkpoint.step for checkpoint in self._orbax.checkpoints), reverse=True)
+        failures: dict[int, str] = {}
         for step in steps:
             try:
-                return self._read(step, like(step))
+                restored = self._read(step, like(step))
             except (ConfigurationError, MemoryError, PermissionError):  # no fault of the checkpoint
                 raise
             except Exception as error:  # whatever a damaged file makes of itself: json, tensorstore, zstd, OSError, …
                 if "barrier" in str(error).lower():  # another process did not come: the checkpoint may be whole
                     raise
-                self._put_aside(step, error)
-        damaged = sorted(path.name for path in self.folder.glob("*.damaged*"))
-        if damaged:
+                failures[step] = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            else:
+                for damaged, reason in failures.items():
+                    self._put_aside(damaged, reason)
+                return restored
+        unread = [f"{step} ({reason})" for step, reason in failures.items()]
+        unread += sorted(path.name for path in self.folder.glob("*.damaged*"))
+        if unread:
             raise OSError(
                 f"`checkpoints` must be a folder with an intact checkpoint or none at all, got {str(self.folder)!r} "
-                f"with nothing but {damaged}; look at them, and use another folder to start anew."
+                f"with nothing but {', '.join(unread)}; look at them, and use another folder to start anew."
             )
         return None
 
@@ -181,8 +188,7 @@ class Checkpoints:
                     "folder, or the settings of the checkpoint."
                 )
 
-    def _put_aside(self, step: int, error: Exception) -> None:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    def _put_aside(self, step: int, reason: str) -> None:
         taken = len(list(self.folder.glob(f"{step}.damaged*")))
         damaged = self.folder / (f"{step}.damaged" + (f".{taken}" if taken else ""))
         warnings.warn(

@@ -193,7 +193,7 @@ class VimcoELBO(MultiParticleELBO):
         # The bound is of weights as they are: what scales all sites alike, such as a mean over data, scales the bound.
         scale = _common_scale([term.scale for term in terms], math.prod(shared.values(), start=1.0), log_weight.shape)
         scores = [_sum_to(shared, _slope_only(term.score), term.plates) for term in terms if term.score is not None]
-        return log_weight / scale, jnp.asarray(sum(scores, start=jnp.zeros(()))), jnp.asarray(scale)
+        return log_weight / scale, sum(scores, start=jnp.zeros_like(log_weight)), jnp.asarray(scale)
 
     def _bound(self, particles: tuple[Array, Array, Array]) -> Array:
         log_weights, score, scales = particles
@@ -207,7 +207,7 @@ class VimcoELBO(MultiParticleELBO):
         )
         without = logsumexp(replaced, axis=1) - jnp.log(count)
         signal = jax.lax.stop_gradient(bound) - without
-        surrogate = jnp.sum(jnp.broadcast_to(score, signal.shape) * signal, axis=0)
+        surrogate = jnp.sum(score * signal, axis=0)
         return jnp.sum(scales[0] * (bound[0] + surrogate))
 
 

@@ -43,8 +43,9 @@ class Evaluation(NamedTuple):
         elbos: for each row.
         log_likelihoods: for each row.
         effective_sample_sizes: for each row, between 1 and `S`.
-        khats: for each row the Pareto k̂ of its weights (PSIS). −∞ if the largest weights are all the same; NaN if no
-            Pareto distribution fits, if `S` is below 25, or if `arviz-stats` is missing (the extra `diagnostics`).
+        khats: for each row the Pareto k̂ of its weights (PSIS). −∞ if the largest weights are all the same, ∞ if most
+            of them are nothing beside the largest; NaN if no Pareto distribution fits, if `S` is below 25, or if
+            `arviz-stats` is missing (the extra `diagnostics`).
     """
 
     elbo: float

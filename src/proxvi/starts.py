@@ -156,15 +156,21 @@ def multistart(
     rows = jnp.arange(-(-count // devices) * devices) % count  # as many for each device; what is over is dropped below
     spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
     starts = jax.device_put(jax.tree.map(lambda x: x[rows], starts), spread)
-    params, traces = jax.jit(jax.vmap(optimise), out_shardings=spread)(starts)
+
+    def checked(start: Any) -> tuple[Any, Array]:
+        """As `optimise`, refused while it is compiled: before the work, and not after it."""
+        params, trace = optimise(start)
+        if jnp.ndim(trace) != 1:
+            raise ValueError(
+                f"`optimise` must return its ELBOs as one vector, got {jnp.ndim(trace)} axes; return `(params, elbos)`."
+            )
+        if average_last > len(trace):
+            raise ValueError(
+                f"`average_last` must be at most the {len(trace)} ELBOs that `optimise` returns, got {average_last}; "
+                "lower it, or return more of them."
+            )
+        return params, trace
+
+    params, traces = jax.jit(jax.vmap(checked), out_shardings=spread)(starts)
     params, traces = jax.tree.map(lambda x: x[:count], (params, traces))
-    if traces.ndim != 2:
-        raise ValueError(
-            f"`optimise` must return its ELBOs as one vector, got {traces.ndim - 1} axes; return `(params, elbos)`."
-        )
-    if average_last > traces.shape[1]:
-        raise ValueError(
-            f"`average_last` must be at most the {traces.shape[1]} ELBOs that `optimise` returns, got {average_last}; "
-            "lower it, or return more of them."
-        )
     return Starts(jnp.mean(traces[:, -average_last:], axis=1), params, traces)

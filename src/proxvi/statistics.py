@@ -210,7 +210,10 @@ def _each(
     check_integer("num_samples", num_samples, at_least=2, remedy=remedy)
     named = _distributions.leaves_with_names(q)
     if not named:
-        raise ValueError(f"`q` must hold at least one distribution, got {q!r}; name the sites to measure.")
+        raise ValueError(
+            f"`q` must hold at least one distribution, got {q!r}; name the sites to measure, and use a guide that is "
+            "spread out (AutoNormal for AutoDelta): a point mass has nothing to keep close."
+        )
     for leaf_name, leaf in named:
         if not _distributions.is_distribution(leaf):
             raise TypeError(

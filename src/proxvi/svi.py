@@ -214,7 +214,19 @@ class ProximitySVI(SVI):
         )
         return loss, grads, state
 
-    def measure_share(self, svi_state: ProximitySVIState, *args: Any, **kwargs: Any) -> ProximitySVIState:
+    def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Array:
+        """Minus the true ELBO, with the samples of the next step; signature as in NumPyro."""
+        plain = copy.copy(self)
+        plain.loss = self._objective.estimator
+        return SVI.evaluate(plain, svi_state, *args, **kwargs)
+
+    def measure_share(
+        self,
+        svi_state: ProximitySVIState,
+        *args: Any,
+        forward_mode_differentiation: bool = False,
+        **kwargs: Any,
+    ) -> ProximitySVIState:
         """Fill in the telemetry what share of the gradient each constraint would have in the next step.
 
             share = ‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)
@@ -225,6 +237,7 @@ class ProximitySVI(SVI):
         Args:
             svi_state: as in `update`; nothing but the telemetry changes.
             args: as in `update`.
+            forward_mode_differentiation: as in `update`.
             kwargs: as in `update`.
 
         Returns:
@@ -232,7 +245,7 @@ class ProximitySVI(SVI):
         """
         if not self._objective.active:
             return svi_state
-        _, rest, after = self._gradient(svi_state, args, kwargs, forward_mode_differentiation=False)
+        _, rest, after = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
         _, step_key = jax.random.split(svi_state.rng_key)  # as in the step
 
         def distance(params: dict[str, Any], i: int) -> Array:
@@ -240,7 +253,8 @@ class ProximitySVI(SVI):
 
         params = self.optim.get_params(svi_state.optim_state)
         strengths = {i: after.constraints[i].telemetry.magnitude for i in self._objective.active}
-        slopes = {i: jax.grad(distance)(params, i) for i in strengths}
+        derivative = jax.jacfwd if forward_mode_differentiation else jax.grad
+        slopes = {i: derivative(distance)(params, i) for i in strengths}
         for i, slope in slopes.items():
             rest = jax.tree.map(lambda g, c, k=strengths[i]: g - k * c, rest, slope)
         constraints = list(svi_state.constraints)
@@ -278,18 +292,18 @@ class ProximitySVI(SVI):
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
 
+        options = {"forward_mode_differentiation": forward_mode_differentiation, **kwargs}
+
         def step(state: Any, _: None) -> tuple[Any, Array]:
-            return self.update(state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
+            return self.update(state, *args, **options)
 
         def stable_step(state: Any, _: None) -> tuple[Any, Array]:
-            return self.guarded_update(
-                state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
-            )
+            return self.guarded_update(state, *args, **options)
 
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, args, kwargs))):
             # Within `vmap` or `jit` nobody can look at a value: every step is guarded, and `skipped` tells afterwards.
             state, losses = jax.lax.scan(stable_step, state, None, num_steps)
-            return SVIRunResult(self.get_params(state), self.measure_share(state, *args, **kwargs), losses)
+            return SVIRunResult(self.get_params(state), self.measure_share(state, *args, **options), losses)
 
         # `scan` by itself, as in NumPyro: within `jit` the data would be constants, and round differently.
         size, losses, done = max(num_steps // 20, 1), [], 0
@@ -307,7 +321,7 @@ class ProximitySVI(SVI):
                 if progress_bar:
                     bar.set_postfix_str(f"loss: {float(np.nanmean(chunk_losses)):.4f}", refresh=False)
         if self._objective.active:  # compiled, as the steps are
-            state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **kwargs), None), state, None, 1)
+            state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **options), None), state, None, 1)
         self.warn_if_held(state)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 

@@ -17,7 +17,7 @@ __all__ = ["AnnealedELBO", "TemperedELBO", "WarmUpELBO"]
 class TemperedELBO(ELBO):
     """An estimator whose gradients are of another objective, which changes from step to step; its losses are not.
 
-    `ProximitySVI` tells it the step. Losses, and any use outside of `ProximitySVI`, are of the true ELBO.
+    `ProximitySVI` tells it the step, and takes its losses from `elbo`, the true one.
     """
 
     relative = False  # whether the schedule is in units of the first loss
@@ -27,9 +27,13 @@ class TemperedELBO(ELBO):
         self.elbo = elbo
         self.can_infer_discrete = elbo.can_infer_discrete
 
-    def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return minus the true ELBO."""
-        return self.elbo.loss(rng_key, param_map, model, guide, *args, **kwargs)
+    def loss(self, *_: Any, **__: Any) -> Any:
+        """Refuse: without the step there is no objective to speak of, and the true ELBO's would be another one."""
+        name = type(self).__name__
+        raise TypeError(
+            f"`{name}` must be given to ProximitySVI, which tells it the step, got a call from elsewhere, such as "
+            f"NumPyro's SVI; write `proxvi.ProximitySVI(model, guide, optim, {name}(...), ())`."
+        )
 
     def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:
         """The model and the guide whose ELBO is maximised at `step`."""

@@ -72,7 +72,8 @@ def fit(
         callback: called with the step and the metrics: `elbo` (mean since the last report), `magnitude`, `distance`
             and `share` of the constraint (lists, if there are several), `skipped`, `steps_per_second`, `seconds`
             (those before a restart included), and `validation_elbo`.
-        metrics_file: the same as JSON lines, with a line for each checkpoint that is safely on disk.
+        metrics_file: the same as JSON lines, null for what is not finite, and a line for each checkpoint that is safely
+            on disk.
         checkpoints: a folder to save to and to resume from; needs the extra `checkpoint`.
         checkpoint_every: seconds between two checkpoints; 0 saves as often as it can.
         keep: how many checkpoints to keep.
@@ -132,7 +133,7 @@ def fit(
         if isinstance(svi, ProximitySVI):
             svi._objective = run.svi._objective.with_loss(svi.loss)
     clock, record = Clock(report_every), Record(metrics_file, callback)
-    losses = np.empty(num_steps, np.float32)
+    losses = np.empty(num_steps, jnp.result_type(float))
     step, stop, notes = 0, False, {"best": None, "waited": 0, "seconds": 0.0}
 
     with ExitStack() as stack:
@@ -140,7 +141,7 @@ def fit(
         if checkpoints is not None:
             folder = Checkpoints(checkpoints, {**run.describe(), "user": configuration}, keep)
             stack.enter_context(closing(folder))
-            restored = folder.restore(lambda at: {"state": run.state, "losses": np.empty(at, np.float32)})
+            restored = folder.restore(lambda at: {"state": run.state, "losses": np.empty(at, losses.dtype)})
             if restored is not None:
                 step, notes = restored.step, notes | restored.notes["fit"]
                 if step > num_steps:

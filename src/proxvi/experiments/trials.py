@@ -179,7 +179,9 @@ def run(
             **{name: getattr(evaluation, name) for name in IN_FILE},
             # Means may hang on a few digits, such as those with a pixel that was never on in training.
             "elbo_quantiles": {q: float(np.quantile(evaluation.elbos, float(q))) for q in QUANTILES},
-            "curves": {name: np.array([line[name] for line in reports]) for name in CURVES if name in reports[-1]},
+            "curves": {
+                name: np.array([line[name] for line in reports], float) for name in CURVES if name in reports[-1]
+            },
             **trial.describe(svi, result.params, valid),
             "samples": [encode(image) for image in draw(sample_key, svi, result.params, valid[:DRAWN])],
         }
