@@ -19,6 +19,7 @@ from numpyro.infer.util import log_density
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
+from proxvi._weights import log_weights
 from proxvi.evaluation import Evaluation, evaluate
 from proxvi.models.sbn import belief_network
 
@@ -138,10 +139,18 @@ def test_groups_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("shape", "rows"), [((8,), 13), ((8,), 3), ((2, 4), 13)])
-def test_eight_devices_give_what_one_does(shape: tuple[int, ...], rows: int) -> None:
+def test_eight_devices_give_what_one_does(shape: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pair, params = network((3,))
-    many = jax.make_mesh(shape, ("rows", "else")[: len(shape)])
+    many, parts = jax.make_mesh(shape, ("rows", "else")[: len(shape)]), []
+
+    def spy(*args: Any) -> Any:
+        weights = log_weights(*args)
+        parts.append({shard.index[0].indices(len(weights))[:2] for shard in weights.addressable_shards})
+        return weights
+
+    monkeypatch.setattr("proxvi.evaluation.log_weights", spy)
     same(*(evaluate(KEY, *pair, params, DIGITS[:rows], num_samples=50, mesh=mesh) for mesh in (ONE, many)))
+    assert [len(p) for p in parts] == [1, shape[0]]  # each row of devices has rows of its own
 
 
 def linear_model(x: Any) -> None:
