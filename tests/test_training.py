@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,23 @@ def test_arrays_that_the_model_closes_over_are_part_of_the_run(tmp_path: Path) -
     fit(jnp.full(1_000, 1.0))
     with pytest.raises(proxvi.ConfigurationError, match="for `program`"):
         fit(jnp.full(1_000, 2.0))
+
+
+def test_settings_of_the_model_go_into_the_svi(tmp_path: Path) -> None:
+    def model(x: Any, spread: float) -> None:
+        numpyro.sample("x", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, spread)), 1.0), obs=x)
+
+    def fit(model: Any, **settings: Any) -> Any:
+        held = proxvi.Proximity(proxvi.kl_to_prior, magnitude=1.0)
+        svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO(), held, **settings)
+        return proxvi.fit(svi, KEY, 10, ROWS[:, 0], batch_size=1_000, checkpoints=tmp_path / str(settings))
+
+    given, bound = fit(model, spread=2.0), fit(partial(model, spread=2.0))
+    assert faults.bits(given) == faults.bits(bound)
+    assert faults.bits(fit(model, spread=3.0)) != faults.bits(bound)
+    (tmp_path / str({"spread": 2.0})).rename(tmp_path / str({"spread": 4.0}))
+    with pytest.raises(proxvi.ConfigurationError, match="for `program`"):
+        fit(model, spread=4.0)
 
 
 def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> None:
