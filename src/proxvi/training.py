@@ -65,7 +65,7 @@ def fit(
         num_steps: in all, those before a restart included.
         data: what the model takes: arrays, or one iterable of batches (a Grain loader, for example) if they do not fit
             into memory. In several processes an iterable yields each one's own part of the batch. What is no data goes
-            into `ProximitySVI(..., name=value)`.
+            into `ProximitySVI(..., name=value)`, as in NumPyro's `SVI`.
         batch_size: rows of the arrays in a batch, shuffled without replacement in each epoch; None for all of them.
         report_every: steps between two reports, that is: calls of `callback`, lines of `metrics_file`, validations.
         progress: whether to show a progress bar; None does on a terminal.
