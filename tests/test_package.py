@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -95,6 +96,16 @@ def test_every_public_name_is_in_the_reference() -> None:
     reference = (ROOT / "docs" / "api.md").read_text()
     missing = [name for name in proxvi.__all__ if not re.search(rf":: proxvi\.{name}$", reference, re.M)]
     assert not missing
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """As in `proxvi results | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from proxvi.cli import main; main()", "results", "--folder", str(tmp_path)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 CODE = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", (ROOT / "README.md").read_text(), re.S)

@@ -53,11 +53,13 @@ def main() -> None:
         }
         return "\n\n".join(f"{name}: {report(folder / name)}" for name, report in reports.items())
 
-    print(
-        tyro.extras.subcommand_cli_from_dict(
-            {"reproduce": reproduce, "results": results},
-            prog="proxvi",
-            description="Proximity variational inference: the experiments of the paper.",
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        )
+    answer = tyro.extras.subcommand_cli_from_dict(
+        {"reproduce": reproduce, "results": results},
+        prog="proxvi",
+        description="Proximity variational inference: the experiments of the paper.",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
+    try:
+        print(answer, flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as in `proxvi results | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
