@@ -31,10 +31,10 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
-from proxvi._run import Run
-from proxvi.checkpoints import Checkpoints
-from proxvi.data import is_key
-from proxvi.training import _reproducible
+from proxvi.training._batches import is_key
+from proxvi.training._chunks import Run
+from proxvi.training.checkpoints import Checkpoints
+from proxvi.training.fitting import _reproducible
 
 STEPS, ROWS = 3_000, 1_000
 

@@ -19,8 +19,8 @@ from numpyro.infer.util import log_density
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from proxvi._weights import log_weights
 from proxvi.evaluation import Evaluation, evaluate
+from proxvi.evaluation._log_weights import log_weights
 from proxvi.models.sbn import belief_network
 
 KEY = jax.random.key(0)
@@ -134,7 +134,7 @@ def test_chunks_change_nothing(chunk: int) -> None:
 def test_groups_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, params = network((3,))
     one = evaluate(KEY, *pair, params, DIGITS[:13], num_samples=50, mesh=ONE)
-    monkeypatch.setattr("proxvi.evaluation.ON_HOST", 150)  # 3 rows in a group
+    monkeypatch.setattr("proxvi.evaluation.importance_sampling.ON_HOST", 150)  # 3 rows in a group
     same(one, evaluate(KEY, *pair, params, DIGITS[:13], num_samples=50, mesh=ONE, progress=False))
 
 
@@ -148,7 +148,7 @@ def test_eight_devices_give_what_one_does(shape: tuple[int, ...], rows: int, mon
         parts.append({shard.index[0].indices(len(weights))[:2] for shard in weights.addressable_shards})
         return weights
 
-    monkeypatch.setattr("proxvi.evaluation.log_weights", spy)
+    monkeypatch.setattr("proxvi.evaluation.importance_sampling.log_weights", spy)
     same(*(evaluate(KEY, *pair, params, DIGITS[:rows], num_samples=50, mesh=mesh) for mesh in (ONE, many)))
     assert [len(p) for p in parts] == [1, shape[0]]  # each row of devices has rows of its own
 

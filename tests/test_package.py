@@ -26,15 +26,12 @@ LAYERS = [
     ["plots"],
     ["__init__"],
     ["training", "starts", "evaluation"],
-    ["_run", "_watch", "_weights", "checkpoints"],
-    ["svi", "data"],
-    ["_penalised"],
-    ["_guides", "tempered"],
-    ["transform", "inner_loop", "estimators"],
-    ["constraint", "_calls"],
+    ["svi"],
+    ["transforms", "estimators"],
+    ["constraints", "_arguments"],
     ["models", "datasets"],
-    ["distances", "statistics", "references"],
-    ["_distributions", "_checks"],
+    ["distances", "statistics"],
+    ["_distributions", "_validation"],
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 

@@ -209,7 +209,7 @@ def test_what_an_optimiser_has_infinite_by_design_is_no_fault() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (), (1_000,)])
 def test_whether_all_is_finite_does_not_hang_on_size_or_precision(shape: tuple[int, ...]) -> None:
-    from proxvi.svi import _is_finite
+    from proxvi.svi.proximity_svi import _is_finite
 
     assert _is_finite(jnp.full(shape, 100.0, jnp.float16))
     assert _is_finite(jnp.full(shape, jnp.nan)) == (0 in shape)

@@ -26,9 +26,9 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
-from proxvi._run import Run
-from proxvi.data import Arrays
-from proxvi.training import _reproducible
+from proxvi.training._batches import Arrays
+from proxvi.training._chunks import Run
+from proxvi.training.fitting import _reproducible
 
 ROOT = Path(__file__).parents[1]
 # Many runs here are too short to let go of the constraint.
@@ -224,7 +224,7 @@ def test_settings_of_the_model_go_into_the_svi(tmp_path: Path) -> None:
 
 
 def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> None:
-    from proxvi.checkpoints import Checkpoints
+    from proxvi.training.checkpoints import Checkpoints
 
     folder = Checkpoints(tmp_path, {}, keep=2)
     folder.save(5, {"weights": jnp.zeros((3, 2)), "key": KEY}, {"note": 1})
@@ -357,7 +357,7 @@ def test_checkpoints_that_fail_to_load_for_once_are_left_alone(tmp_path: Path, m
         raise RuntimeError("RESOURCE_EXHAUSTED")
 
     with monkeypatch.context() as patch:
-        patch.setattr("proxvi.checkpoints._digest", fail)
+        patch.setattr("proxvi.training.checkpoints._digest", fail)
         with pytest.raises(OSError, match=r"nothing but 3000 \(RESOURCE_EXHAUSTED\)"):
             faults.run(tmp_path)
     assert faults.bits(faults.run(tmp_path, callback=lambda *_: pytest.fail("it is there"))) == whole

@@ -2,19 +2,15 @@
 
 from importlib.metadata import version as _version
 
-from proxvi.checkpoints import ConfigurationError
-from proxvi.constraint import Proximity, Telemetry
+from proxvi.constraints import Proximity, Reference, Telemetry, parameter_average, statistic_average
 from proxvi.distances import inverse_huber, kl, squared
-from proxvi.estimators import LeaveOneOutELBO, VimcoELBO
+from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO, WarmUpELBO
 from proxvi.evaluation import evaluate
-from proxvi.inner_loop import proximity_inner_loop
-from proxvi.references import Reference, parameter_average, statistic_average
 from proxvi.starts import multistart
 from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
 from proxvi.svi import ProximitySVI
-from proxvi.tempered import AnnealedELBO, WarmUpELBO
-from proxvi.training import fit
-from proxvi.transform import proximity, telemetry
+from proxvi.training import ConfigurationError, fit
+from proxvi.transforms import proximity, proximity_inner_loop, telemetry
 
 __version__ = _version("proxvi")
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi._checks import check_integer, common_length
+from proxvi._validation import check_integer, common_length
 
 __all__ = ["Basin", "Sensitivity", "Starts", "multistart"]
 

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 from jax import Array
 
 from proxvi import _distributions
-from proxvi._checks import check_integer
+from proxvi._validation import check_integer
 
 __all__ = ["entropy", "identity", "kl_to_prior", "mean_variance", "orthogonal"]
 

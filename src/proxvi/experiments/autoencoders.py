@@ -15,7 +15,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 import proxvi
 from proxvi import plots
-from proxvi._checks import check_known, check_number
+from proxvi._validation import check_known, check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
 from proxvi.experiments.methods import held

@@ -12,7 +12,7 @@ import optax
 
 import proxvi
 from proxvi import plots
-from proxvi._checks import check_known, check_number
+from proxvi._validation import check_known, check_number
 from proxvi.datasets import BinarizedMNIST
 from proxvi.experiments import results, tables
 from proxvi.experiments.methods import falls, held

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import tqdm
 
-from proxvi._checks import check_integer
+from proxvi._validation import check_integer
 from proxvi.experiments import results
 from proxvi.experiments.trials import Trial, finished, metrics, run
 

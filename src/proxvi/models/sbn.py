@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 from jax import Array
 
-from proxvi._checks import check_number
+from proxvi._validation import check_number
 from proxvi.models.bernoulli import Bernoulli
 from proxvi.models.pair import Pair, each_row
 

@@ -11,9 +11,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi._checks import common_length
-from proxvi.data import Arrays, Stream, digest, is_key, local, signature
+from proxvi._validation import common_length
 from proxvi.svi import ProximitySVI, stays_finite
+from proxvi.training._batches import Arrays, Stream, digest, is_key, local, signature
 
 
 class Run:

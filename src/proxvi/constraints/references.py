@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from proxvi._checks import check_number
+from proxvi._validation import check_number
 
 __all__ = ["Reference", "parameter_average", "statistic_average"]
 

@@ -13,9 +13,9 @@ import optax
 from jax import Array
 
 from proxvi import _distributions
-from proxvi._checks import check_number, first_value
+from proxvi._validation import check_number, first_value
+from proxvi.constraints.references import Reference, parameter_average
 from proxvi.distances import inverse_huber
-from proxvi.references import Reference, parameter_average
 
 __all__ = ["ConstraintState", "Proximity", "Telemetry"]
 

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 
-from proxvi._calls import Arguments
-from proxvi._guides import OBSERVABLE, Observer, holds_distributions, latent_sites, over_particles
-from proxvi.constraint import Proximity, Telemetry
-from proxvi.estimators import MultiParticleELBO
-from proxvi.tempered import TemperedELBO
-from proxvi.transform import ProximityState
+from proxvi._arguments import Arguments
+from proxvi.constraints import Proximity, Telemetry
+from proxvi.estimators import MultiParticleELBO, TemperedELBO
+from proxvi.svi._guides import OBSERVABLE, Observer, holds_distributions, latent_sites, over_particles
+from proxvi.transforms import ProximityState
 
 
 class Penalised:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from proxvi._calls import Arguments, check_call, check_parameters
-from proxvi._checks import check_integer, check_number
-from proxvi.constraint import ConstraintState, Proximity, Telemetry, add, share
+from proxvi._arguments import Arguments, check_call, check_parameters
+from proxvi._validation import check_integer, check_number
+from proxvi.constraints import ConstraintState, Proximity, Telemetry, add, share
 
 __all__ = ["InnerLoopState", "proximity_inner_loop"]
 

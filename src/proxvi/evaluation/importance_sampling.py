@@ -9,8 +9,8 @@ import numpy as np
 import tqdm
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi._checks import check_integer, common_length
-from proxvi._weights import check_sites, log_weights
+from proxvi._validation import check_integer, common_length
+from proxvi.evaluation._log_weights import check_sites, log_weights
 
 __all__ = ["Evaluation", "evaluate"]
 

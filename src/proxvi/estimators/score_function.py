@@ -17,8 +17,8 @@ from numpyro.infer import ELBO, Trace_ELBO
 from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
 
-from proxvi._checks import check_integer
 from proxvi._distributions import log_density
+from proxvi._validation import check_integer
 
 __all__ = ["LeaveOneOutELBO", "VimcoELBO"]
 

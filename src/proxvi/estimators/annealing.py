@@ -8,8 +8,8 @@ from jax import Array
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from proxvi._checks import check_number, first_value
-from proxvi.estimators import LeaveOneOutELBO
+from proxvi._validation import check_number, first_value
+from proxvi.estimators.score_function import LeaveOneOutELBO
 
 __all__ = ["AnnealedELBO", "TemperedELBO", "WarmUpELBO"]
 

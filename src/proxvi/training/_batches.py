@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
 
-from proxvi._checks import common_length
+from proxvi._validation import common_length
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from proxvi.data import is_key, local, signature
+from proxvi.training._batches import is_key, local, signature
 
 __all__ = ["ConfigurationError"]
 

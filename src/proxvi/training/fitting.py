@@ -18,13 +18,12 @@ from jax.sharding import Mesh
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 
-from proxvi._checks import check_integer
-from proxvi._run import Run
-from proxvi._watch import Clock, Record, agree, signals
-from proxvi.checkpoints import Checkpoints
-from proxvi.estimators import OrderedTraceELBO
+from proxvi._validation import check_integer
+from proxvi.estimators import OrderedTraceELBO, TemperedELBO
 from proxvi.svi import ACTIVE, ProximitySVI
-from proxvi.tempered import TemperedELBO
+from proxvi.training._chunks import Run
+from proxvi.training._watch import Clock, Record, agree, signals
+from proxvi.training.checkpoints import Checkpoints
 
 __all__ = ["fit"]
 

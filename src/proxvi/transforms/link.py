@@ -7,10 +7,18 @@ import jax
 import optax
 from jax import Array
 
-from proxvi._calls import Arguments, check_call, check_parameters
-from proxvi.constraint import SHARE_EVERY, ConstraintState, Proximity, Telemetry, add, share
+from proxvi._arguments import Arguments, check_call, check_parameters
+from proxvi.constraints import (
+    SHARE_EVERY,
+    ConstraintState,
+    Proximity,
+    Reference,
+    Telemetry,
+    add,
+    parameter_average,
+    share,
+)
 from proxvi.distances import inverse_huber
-from proxvi.references import Reference, parameter_average
 
 __all__ = ["ProximityState", "proximity", "telemetry"]
 

@@ -15,11 +15,11 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 from numpyro.optim import Minimize
 
-from proxvi._checks import check_integer
-from proxvi._penalised import Penalised
-from proxvi.constraint import Proximity, share
-from proxvi.tempered import TemperedELBO
-from proxvi.transform import ProximityState
+from proxvi._validation import check_integer
+from proxvi.constraints import Proximity, share
+from proxvi.estimators import TemperedELBO
+from proxvi.svi._penalised import Penalised
+from proxvi.transforms import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState", "Skipped"]
 
