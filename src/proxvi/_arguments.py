@@ -1,4 +1,4 @@
-"""What an Optax `update` was called with, and what of it a statistic asks for."""
+"""Arguments of a statistic, found by name in its signature; and checks of what an Optax `update` was given."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -7,17 +7,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from proxvi._typing import ParamTree, Statistic, Tree
+from proxvi._validation import check_statistic
+
 
 class Arguments(NamedTuple):
-    """Which of the extra arguments of `update` a statistic asks for, by the names in its signature."""
+    """The arguments of a statistic after its first.
+
+    Attributes:
+        required: names without a default.
+        optional: names with the default None: they are filled in where there is a value.
+        everything: whether the statistic takes `**kwargs`, and with it whatever there is.
+        example: values or shapes by name, for `init`, which sees no batch.
+    """
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
     everything: bool
-    example: Mapping[str, Any]
+    example: Mapping[str, Tree]
 
     @classmethod
-    def of(cls, statistic: Callable[..., Any], example: Mapping[str, Any] | None) -> "Arguments":
+    def of(cls, statistic: Statistic, example: Mapping[str, Tree] | None = None) -> "Arguments":
+        """Read them off the signature."""
         if example is not None and not isinstance(example, Mapping):
             raise TypeError(
                 f"`example` must be a dictionary of arguments by name, got {type(example).__name__}; write "
@@ -36,7 +47,7 @@ class Arguments(NamedTuple):
         named = [p for p in rest if p.kind is not inspect.Parameter.VAR_KEYWORD]
         arguments = cls(
             required=tuple(p.name for p in named if p.default is inspect.Parameter.empty),
-            # a default of None says that `update` may fill it in; any other is the caller's own choice
+            # any other default is the caller's own choice
             optional=tuple(p.name for p in named if p.default is None),
             everything=len(named) < len(rest),
             example=dict(example or {}),
@@ -49,13 +60,15 @@ class Arguments(NamedTuple):
             )
         return arguments
 
-    def asks_for(self, name: str) -> bool:
+    def takes(self, name: str) -> bool:
+        """Whether the statistic is to be given this argument."""
         return self.everything or name in self.required or name in self.optional
 
-    def chosen(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in extra.items() if self.asks_for(name)}
+    def select(self, extra: Mapping[str, Tree]) -> dict[str, Tree]:
+        """Those of `extra` that the statistic takes."""
+        return {name: value for name, value in extra.items() if self.takes(name)}
 
-    def describe(self, statistic: Callable[..., Any], params: Any) -> Any:
+    def describe(self, statistic: Statistic, params: ParamTree) -> Tree:
         """Shapes and dtypes of the statistic, without computing it."""
         missing = [name for name in self.required if name not in self.example]
         if missing:
@@ -64,16 +77,16 @@ class Arguments(NamedTuple):
                 f"{sorted(self.example)}; pass `example={{'{missing[0]}': ...}}` with an array or a "
                 "`jax.ShapeDtypeStruct`, or use `parameter_average`."
             )
-        chosen = self.chosen(self.example)
+        chosen = self.select(self.example)
         arrays = {name: value for name, value in chosen.items() if _is_arrays(value)}
         rest = {name: value for name, value in chosen.items() if name not in arrays}
         return jax.eval_shape(lambda p, arrays: statistic(p, **arrays, **rest), params, arrays)
 
-    def bind(self, statistic: Callable[..., Any], params: Any, extra: Mapping[str, Any]) -> Callable[[Any], Any]:
-        """The statistic as a function of parameters alone, in the dtypes of `params`.
+    def bind(self, statistic: Statistic, params: ParamTree, extra: Mapping[str, Tree]) -> Callable[[ParamTree], Tree]:
+        """The statistic as a function of the parameters alone, in the dtypes of `params`.
 
-        A float32 average of bfloat16 parameters is cast back, or the two sides would differ by rounding where the
-        parameters agree.
+        A float32 average of bfloat16 parameters is cast back. Otherwise the two sides would differ by rounding where
+        the parameters agree.
         """
         missing = [name for name in self.required if name not in extra]
         if missing:
@@ -81,20 +94,24 @@ class Arguments(NamedTuple):
                 f"`statistic` takes {missing}, which `update` was not given, got {sorted(extra)}; call "
                 f"`optimizer.update(grads, state, params, {missing[0]}=...)`."
             )
-        chosen = self.chosen(extra)
+        chosen = self.select(extra)
 
-        def at(p: Any) -> Any:
-            return statistic(jax.tree.map(lambda x, like: jnp.asarray(x, jnp.result_type(like)), p, params), **chosen)
+        def at(p: ParamTree) -> Tree:
+            cast = jax.tree.map(lambda x, like: jnp.asarray(x, jnp.result_type(like)), p, params)
+            value = statistic(cast, **chosen)
+            check_statistic(value)
+            return value
 
         return at
 
 
-def _is_arrays(value: Any) -> bool:
-    """Whether a value is to be traced; flags and such are not."""
+def _is_arrays(value: Tree) -> bool:
+    """Whether a value is to be traced: flags are not."""
     return all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value))
 
 
-def check_call(updates: Any, params: Any, extra: Mapping[str, Any], *, relative: bool) -> None:
+def check_call(updates: ParamTree, params: ParamTree, extra: Mapping[str, Any], *, relative: bool) -> None:
+    """Refuse a call of `update` without the parameters or, if `relative`, without the loss."""
     if params is None:
         raise ValueError(
             "`params` must be given, got None, because the statistic is a function of them; call "
@@ -120,7 +137,8 @@ def check_call(updates: Any, params: Any, extra: Mapping[str, Any], *, relative:
         )
 
 
-def check_parameters(params: Any) -> None:
+def check_parameters(params: ParamTree) -> None:
+    """Refuse anything but a tree of real floating-point arrays."""
     named = jax.tree_util.tree_leaves_with_path(params)
     if not named:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""What can be computed of a NumPyro distribution, one number for each latent unit.
+"""Entropy, moments and divergence of NumPyro distributions, one number for each latent unit.
 
-NumPyro sums over event axes, because a log density is about whole events. A proximity statistic wants the units
-apart (the entropy of each of 200 Bernoullis, not of the layer) and the batch averaged, so everything here keeps
+NumPyro sums over event axes, because a log density is about whole events. A proximity statistic is about single units
+(the entropy of each of 200 Bernoullis, not of the layer), averaged over the batch. So everything here has the shape
 
     d.batch_shape + latent axes,
 
@@ -18,26 +18,84 @@ from jax import Array
 from jax.scipy.special import gammaln
 from numpyro.distributions import transforms
 
+from proxvi._typing import Distribution, Float, Tree
+from proxvi._validation import check_integer, named_leaves
+
+# A Monte Carlo estimate takes a key and a number of samples; closed forms ignore both.
+Measure = Callable[..., Tree]  # (distribution, key, num_samples) or (distribution, another one, key, num_samples)
+
+
+def measure_leaves(
+    measure: Measure,
+    q: Tree,
+    *others: Tree,
+    name: str,
+    key: Array | None,
+    num_samples: int,
+    total: bool = False,
+) -> Tree:
+    """Apply `measure` to each distribution of a tree, with a key of its own; add it all up if `total`.
+
+    `others` are trees of the same structure, whose distributions are handed to `measure` beside those of `q`.
+    """
+    leaves, structure = jax.tree.flatten(q, is_leaf=is_distribution)
+    if not leaves:
+        raise ValueError(
+            f"`q` must hold at least one distribution, got {q!r}; name the sites to measure, and use a guide that is "
+            "spread out (AutoNormal for AutoDelta): a point mass has nothing to keep close."
+        )
+    if not all(is_distribution(leaf) for leaf in leaves):
+        at, leaf = next(pair for pair in named_leaves(q) if not is_distribution(pair[1]))
+        raise TypeError(
+            f"`{name}` measures distributions, got {type(leaf).__name__} at {at}; to `ProximitySVI` pass "
+            f"`{name}` itself or `lambda q: {name}(q['site'])`, to `proximity` build the distribution from the "
+            f"parameters first, `lambda params: {name}(dist.Normal(params['loc'], params['scale']).to_event(1))`."
+        )
+    keys = [None] * len(leaves) if key is None else list(jax.random.split(key, len(leaves)))
+    beside = [jax.tree.leaves(other, is_leaf=is_distribution) for other in others]
+    values = [measure(*both, k, num_samples) for *both, k in zip(leaves, *beside, keys, strict=True)]
+    if total:
+        return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
+    return jax.tree.unflatten(structure, values)
+
+
+def average_entropy(d: Distribution, key: Array | None, num_samples: int) -> Float[Array, "*units"]:
+    """Entropy of each latent unit, averaged over the batch."""
+    return average_over_batch(d, lambda base: entropy(base, key, num_samples))
+
+
+def average_moments(
+    d: Distribution, key: Array | None, num_samples: int
+) -> tuple[Float[Array, "*units"], Float[Array, "*units"]]:
+    """Mean and variance of each latent unit, averaged over the batch."""
+
+    def moment(index: int) -> Array:
+        return average_over_batch(d, lambda base: mean_and_variance(base, key, num_samples)[index], keeps_event=True)
+
+    return moment(0), moment(1)
+
+
+def average_divergence(
+    d: Distribution, other: Distribution, key: Array | None = None, num_samples: int = 0
+) -> Float[Array, "*units"]:
+    """Divergence `KL(d ‖ other)` of each latent unit, averaged over the batch."""
+    p = innermost(other)
+    return average_over_batch(d, lambda base: kl(base, p, key, num_samples))
+
 
 def is_distribution(node: Any) -> bool:
-    """Whether `node` is a NumPyro distribution (a pytree itself, so `is_leaf` needs to be told)."""
-    return isinstance(node, dist.Distribution)
-
-
-def leaves_with_names(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree, distributions whole, each with a name fit for an error message."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_distribution)
-    return [(jax.tree_util.keystr(path) or "the tree itself", leaf) for path, leaf in leaves]
+    """Whether `node` is a NumPyro distribution (a pytree itself, so JAX takes it for a leaf only if told)."""
+    return isinstance(node, Distribution)
 
 
 def log_density(site: dict[str, Any]) -> Array:
-    """Of a site's value, as its distribution has it; NumPyro's is multiplied by the scales around the site."""
+    """Log density of a site's value, without the scales around the site that NumPyro multiplies it by."""
     intermediates = (site["intermediates"],) if site["intermediates"] else ()
     return jnp.asarray(site["fn"].log_prob(site["value"], *intermediates))
 
 
 def average_over_batch(
-    d: dist.Distribution, measure: Callable[[dist.Distribution], Array], *, keeps_event: bool = False
+    d: Distribution, measure: Callable[[Distribution], Array], *, keeps_event: bool = False
 ) -> Array:
     """Average `measure` over the batch axes of `d`, keeping its latent axes.
 
@@ -47,8 +105,8 @@ def average_over_batch(
         keeps_event: whether the event axes of the distribution inside follow them.
 
     Returns:
-        The mean over the batch axes. Elements that a mask leaves out do not count, so that a padded batch has the
-        statistic of the batch without padding; a unit that is masked everywhere gives 0.
+        The mean over the batch axes. Masked elements do not count, so a padded batch has the statistic of the batch
+        without padding. A unit that is masked everywhere gives 0.
     """
     value, mask, latent = _unwrapped(d, measure, keeps_event)
     shape = d.batch_shape + latent
@@ -67,7 +125,7 @@ def average_over_batch(
 
 
 def _unwrapped(
-    d: dist.Distribution, measure: Callable[[dist.Distribution], Array], keeps_event: bool
+    d: Distribution, measure: Callable[[Distribution], Array], keeps_event: bool
 ) -> tuple[Array, Array | None, tuple[int, ...]]:
     """`measure` inside the wrappers, shaped `d.batch_shape + latent axes`; the mask with it; the latent axes."""
     d = _axes_outside(d)
@@ -88,14 +146,14 @@ def _unwrapped(
             return jnp.asarray(measure(d)), None, latent
 
 
-def innermost(d: dist.Distribution) -> dist.Distribution:
+def innermost(d: Distribution) -> Distribution:
     """`d` without its Independent, masked and expanded layers."""
     while isinstance(d := _axes_outside(d), dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
         d = d.base_dist
     return d
 
 
-def _axes_outside(d: dist.Distribution) -> dist.Distribution:
+def _axes_outside(d: Distribution) -> Distribution:
     """`d` with `to_event` outside of transforms of single elements; for a positive vector AutoNormal has it inside."""
     if not isinstance(d, dist.TransformedDistribution) or not isinstance(d.base_dist, dist.Independent):
         return d
@@ -112,7 +170,7 @@ def _of_elements(transform: Any) -> Any:
     )
 
 
-def entropy(d: dist.Distribution, key: Array | None, num_samples: int) -> Array:
+def entropy(d: Distribution, key: Array | None, num_samples: int) -> Array:
     """Entropy `H = −E[log q(z)]` of an unwrapped distribution, shaped as its batch."""
     if isinstance(d, dist.Delta):
         raise TypeError(
@@ -132,7 +190,7 @@ def entropy(d: dist.Distribution, key: Array | None, num_samples: int) -> Array:
     return _sum_or_sample(d, lambda _, log_q: -log_q, key, num_samples, "entropy")
 
 
-def mean_and_variance(d: dist.Distribution, key: Array | None, num_samples: int) -> tuple[Array, Array]:
+def mean_and_variance(d: Distribution, key: Array | None, num_samples: int) -> tuple[Array, Array]:
     """Mean `E[z]` and variance `E[(z − E[z])²]` of an unwrapped distribution, shaped as its batch and event."""
     if isinstance(d, dist.Cauchy | dist.HalfCauchy | dist.CategoricalLogits | dist.CategoricalProbs):
         raise TypeError(
@@ -166,7 +224,7 @@ def mean_and_variance(d: dist.Distribution, key: Array | None, num_samples: int)
     return mean, square - jax.lax.stop_gradient(square) / (num_samples + 1)
 
 
-def kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_samples: int) -> Array:
+def kl(q: Distribution, p: Distribution, key: Array | None, num_samples: int) -> Array:
     """Divergence `KL(q ‖ p) = E_q[log q(z) − log p(z)]` of unwrapped distributions, their batches broadcast."""
     if isinstance(q, dist.Delta):
         raise TypeError(
@@ -182,7 +240,7 @@ def kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_sample
     return _kl(q, p, key, num_samples)
 
 
-def _kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_samples: int) -> Array:
+def _kl(q: Distribution, p: Distribution, key: Array | None, num_samples: int) -> Array:
     if isinstance(q, _BERNOULLI) and isinstance(p, _BERNOULLI):
         # NumPyro has no closed form for this pair, and its log density has the wrong slope where a logit is 0
         # (that of a clip and of an absolute value, 1 where 1/2 is right), so no sum over the support either.
@@ -199,7 +257,7 @@ def _kl(q: dist.Distribution, p: dist.Distribution, key: Array | None, num_sampl
 
 
 def _sum_or_sample(
-    d: dist.Distribution, function: Callable[[Array, Array], Array], key: Array | None, num_samples: int, name: str
+    d: Distribution, function: Callable[[Array, Array], Array], key: Array | None, num_samples: int, name: str
 ) -> Array:
     """`E_d[h(z, log q(z))]`, exactly if the support can be enumerated, else by samples."""
     try:
@@ -211,7 +269,7 @@ def _sum_or_sample(
 
 
 def expectation(
-    d: dist.Distribution,
+    d: Distribution,
     function: Callable[[Array, Array], Array],
     key: Array | None,
     num_samples: int,
@@ -230,6 +288,8 @@ def expectation(
             "pass `key=` for a Monte Carlo estimate (in an Optax chain: `lambda params, key: ...` and "
             "`update(..., key=key)`)."
         )
+    remedy = "the score-function estimate takes its baseline from the other samples"
+    check_integer("num_samples", num_samples, at_least=2, remedy=remedy)
 
     def draw(key: Array) -> tuple[Array, Array]:
         # With the intermediates, as in NumPyro's ELBO: many flows cannot be inverted, or not accurately.
@@ -253,7 +313,7 @@ def expectation(
     return jnp.mean(value + jax.lax.stop_gradient(value - others) * score, axis=0)
 
 
-def _log_prob(d: dist.Distribution, z: Array) -> Array:
+def _log_prob(d: Distribution, z: Array) -> Array:
     if isinstance(d, dist.BinomialLogits):  # NumPyro's has the wrong slope at a logit of 0; see `_kl`
         n, logits = jnp.asarray(d.total_count), jnp.asarray(d.logits)
         log_choices = gammaln(n + 1.0) - gammaln(z + 1.0) - gammaln(n - z + 1.0)
@@ -261,7 +321,7 @@ def _log_prob(d: dist.Distribution, z: Array) -> Array:
     return jnp.asarray(d.log_prob(z))
 
 
-def _enumerate(d: dist.Distribution, function: Callable[[Array, Array], Array]) -> Array:
+def _enumerate(d: Distribution, function: Callable[[Array, Array], Array]) -> Array:
     """`E_d[h(z, log q(z))]` exactly, as a sum over the support; what has probability 0 adds 0, whatever `h` is."""
     support = jnp.asarray(d.enumerate_support(expand=True))
     log_q = jax.vmap(lambda z: _log_prob(d, z))(support)
@@ -326,7 +386,7 @@ def _transformed_entropy(d: dist.TransformedDistribution) -> Array:
     return entropy
 
 
-def _same_bijection(q: dist.Distribution, p: dist.Distribution) -> bool:
+def _same_bijection(q: Distribution, p: Distribution) -> bool:
     """Whether both are one parameter-free bijection (exp, sigmoid, …) of something simpler."""
     return (
         isinstance(q, dist.TransformedDistribution)
@@ -337,7 +397,7 @@ def _same_bijection(q: dist.Distribution, p: dist.Distribution) -> bool:
     )
 
 
-def _is_folded(d: dist.Distribution) -> bool:
+def _is_folded(d: Distribution) -> bool:
     return isinstance(d, dist.TransformedDistribution) and any(
         isinstance(t, transforms.AbsTransform) for t in d.transforms
     )

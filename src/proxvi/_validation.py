@@ -1,4 +1,4 @@
-"""What arguments must be."""
+"""Checks of arguments; an error names the argument, the bound, the value and the remedy."""
 
 import math
 from collections.abc import Iterable
@@ -8,6 +8,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+import optax
+
+from proxvi._typing import Distribution, Tree
 
 
 def check_number(
@@ -20,7 +23,7 @@ def check_number(
     kind: str = "finite number",
     remedy: str,
 ) -> None:
-    """Refuse what is not a real scalar within the bounds; of a traced value only the shape can be checked."""
+    """Refuse anything but a real scalar within the bounds; of a traced value only the shape can be checked."""
     if isinstance(value, jax.core.Tracer):
         if value.shape != ():
             raise ValueError(f"`{name}` must be a scalar, got shape {value.shape}; use `vmap` for several.")
@@ -42,8 +45,8 @@ def check_number(
         raise ValueError(f"`{name}` must be a {kind} {bound}, got {value!r}; {remedy}.")
 
 
-def first_value(name: str, schedule: Any) -> Any:
-    """A number as it is, a schedule at step 0."""
+def first_value(name: str, schedule: optax.ScalarOrSchedule) -> Any:
+    """The value at step 0 of a schedule; a number itself."""
     if not callable(schedule):
         return schedule
     try:
@@ -56,7 +59,7 @@ def first_value(name: str, schedule: Any) -> Any:
 
 
 def check_integer(name: str, value: Any, *, at_least: int = 1, remedy: str = "1 is the least") -> None:
-    """Refuse what is not an integer within the bound."""
+    """Refuse anything but an integer within the bound."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
         raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}; {remedy}.")
 
@@ -67,9 +70,37 @@ def check_known(name: str, given: Iterable[str], known: Iterable[str]) -> None:
         raise ValueError(f"`{name}` must be of {list(known)}, got {sorted(unknown)}; mind the case.")
 
 
-def common_length(name: str, tree: Any, remedy: str) -> int:
+def common_length(name: str, tree: Tree, remedy: str) -> int:
     """The length of the leading axis that all leaves have in common."""
     lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(tree)}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"`{name}` must have one leading axis in common, got lengths {sorted(lengths)}; {remedy}.")
     return lengths.pop()
+
+
+def check_statistic(value: Tree) -> None:
+    """Refuse the value of a statistic that has no gradient: its leaves must be real floating-point arrays."""
+    named = named_leaves(value)
+    if not named:
+        raise ValueError(
+            f"`statistic` must return at least one array or distribution, got {value!r}; return what is to be "
+            "kept close."
+        )
+    for name, leaf in named:
+        if isinstance(leaf, Distribution):
+            continue
+        try:
+            dtype = jnp.result_type(leaf)
+        except TypeError:
+            dtype = type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"`statistic` must return real floating-point arrays, got {dtype} at {name}; integers have no "
+                "gradient to constrain."
+            )
+
+
+def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with a name for an error message; a distribution is one leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, Distribution))
+    return [(jax.tree_util.keystr(path) or "the tree itself", leaf) for path, leaf in leaves]

@@ -1,10 +1,10 @@
-"""How far: distances `d(f(λ̃), f(λ))` between a statistic of the reference and the current one.
+"""Distances `d(f(λ̃), f(λ))` between the statistic of the reference and the current one.
 
-A distance is a function of two trees of the same structure, reference first, that returns a scalar, is never
-negative, and is 0 with slope 0 where they agree.
+A distance is a function of two trees of the same structure, reference first. It returns a scalar that is never
+negative, and that is 0 with slope 0 where the two agree.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from proxvi import _distributions
+from proxvi._typing import Distribution, Float, Scalar, Tree
+from proxvi._validation import named_leaves
 
 __all__ = ["inverse_huber", "kl", "squared"]
 
 
-def inverse_huber(reference: Any, current: Any) -> Array:
+def inverse_huber(reference: Tree, current: Tree) -> Scalar:
     """Linear below 1, quadratic above: the paper's distance (its footnote 3), which also feels small gaps.
 
         d(x, y) = Σᵢ |xᵢ − yᵢ|                if |xᵢ − yᵢ| < 1
@@ -39,12 +41,12 @@ def inverse_huber(reference: Any, current: Any) -> Array:
     return _sum_over_gaps(_inverse_huber, reference, current, name="inverse_huber")
 
 
-def _inverse_huber(gap: Array) -> Array:
+def _inverse_huber(gap: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     size = gap * jax.lax.stop_gradient(jnp.sign(gap))  # |gap|, with slope 0 at 0: jnp.abs has slope 1 there
     return jnp.where(size < 1.0, size, 0.5 * (gap**2 + 1.0))
 
 
-def squared(reference: Any, current: Any) -> Array:
+def squared(reference: Tree, current: Tree) -> Scalar:
     """Squared Euclidean distance; with the identity statistic it is the proximity of gradient descent itself.
 
         d(x, y) = Σᵢ (xᵢ − yᵢ)²
@@ -64,7 +66,7 @@ def squared(reference: Any, current: Any) -> Array:
     return _sum_over_gaps(jnp.square, reference, current, name="squared")
 
 
-def kl(reference: Any, current: Any) -> Array:
+def kl(reference: Tree, current: Tree) -> Scalar:
     """Divergence between distributions; with the identity statistic this is KL-proximal, or trust-region, VI.
 
         d(q̃, q) = KL(q ‖ q̃)
@@ -84,67 +86,67 @@ def kl(reference: Any, current: Any) -> Array:
         >>> print(kl(dist.Normal(0.0, 1.0), dist.Normal(2.0, 1.0)))
         2.0
     """
-    pairs = _paired(reference, current, name="kl")
     total = jnp.zeros(())
-    for name, q_reference, q in pairs:
-        if not (_distributions.is_distribution(q_reference) and _distributions.is_distribution(q)):
+    for x, y in _paired(reference, current, name="kl"):
+        if not (isinstance(x, Distribution) and isinstance(y, Distribution)):
             raise TypeError(
-                f"`kl` compares distributions, got {type(q).__name__} at {name}; use the `identity` statistic of "
-                "a distribution, or `inverse_huber` for arrays."
+                f"`kl` compares distributions, got {type(y).__name__} at {_name(current, y)}; use the `identity` "
+                "statistic of a distribution, or `inverse_huber` for arrays."
             )
-        total = total + _divergence(q_reference, q)
+        total = total + _divergence(x, y)
     return total
 
 
-def _divergence(q_reference: Any, q: Any) -> Array:
-    inner = _distributions.innermost(q_reference)
+def _divergence(q_reference: Distribution, q: Distribution) -> Scalar:
     try:
-        divergence = _distributions.average_over_batch(q, lambda base: _distributions.kl(base, inner, None, 0))
+        divergence = jnp.sum(_distributions.average_divergence(q, q_reference))
     except NotImplementedError as error:
         raise NotImplementedError(
-            f"`kl` needs a closed form, got {type(inner).__name__}, which has none; constrain a statistic of it "
-            "instead (`entropy` with a key)."
+            f"`kl` needs a closed form, got {type(_distributions.innermost(q)).__name__}, which has none; constrain a "
+            "statistic of it instead (`entropy` with a key)."
         ) from error
-    divergence = jnp.sum(divergence)
     # Rounding can leave −1e−8 where the two agree: clip the value, keep the slope.
     return divergence + jax.lax.stop_gradient(jnp.maximum(divergence, 0.0) - divergence)
 
 
-def _sum_over_gaps(function: Callable[[Array], Array], reference: Any, current: Any, *, name: str) -> Array:
+def _sum_over_gaps(function: Callable[[Array], Array], reference: Tree, current: Tree, *, name: str) -> Scalar:
     total = jnp.zeros(())
-    for leaf, x, y in _paired(reference, current, name=name):
-        for side in (x, y):
-            if _distributions.is_distribution(side):
-                raise TypeError(
-                    f"`{name}` compares arrays, got {type(side).__name__} at {leaf}; use the distance `kl`, or a "
-                    "statistic of the distribution such as `entropy`."
-                )
+    for x, y in _paired(reference, current, name=name):
+        if isinstance(x, Distribution) or isinstance(y, Distribution):
+            raise TypeError(
+                f"`{name}` compares arrays, got {type(y).__name__} at {_name(current, y)}; use the distance `kl`, or a "
+                "statistic of the distribution such as `entropy`."
+            )
         total = total + jnp.sum(function(jnp.asarray(y) - jnp.asarray(x)))
     return total
 
 
-def _paired(reference: Any, current: Any, *, name: str) -> list[tuple[str, Any, Any]]:
-    """The leaves of both trees side by side, after checking that they can be compared."""
-    structures = [jax.tree.structure(tree, is_leaf=_distributions.is_distribution) for tree in (reference, current)]
-    if structures[0] != structures[1]:
+def _paired(reference: Tree, current: Tree, *, name: str) -> Iterator[tuple[Any, Any]]:
+    """The leaves of both trees side by side; trees that cannot be compared are refused."""
+    (before, structure), (now, structure_now) = (
+        jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Distribution)) for tree in (reference, current)
+    )
+    if structure != structure_now:
         raise ValueError(
-            f"`{name}` compares trees of one structure, got {structures[0]} for the reference and "
-            f"{structures[1]} now; a statistic must return the same structure at every step."
+            f"`{name}` compares trees of one structure, got {structure} for the reference and {structure_now} now; a "
+            "statistic must return the same structure at every step."
         )
-    named = _distributions.leaves_with_names(current)
-    if not named:
+    if not now:
         raise ValueError(
             f"`{name}` needs at least one leaf to compare, got an empty tree; let the statistic return something."
         )
-    pairs = [(leaf, x, y) for (leaf, y), (_, x) in zip(named, _distributions.leaves_with_names(reference), strict=True)]
-    for leaf, x, y in pairs:
+    for x, y in zip(before, now, strict=True):
         if _shape(x) != _shape(y):
             raise ValueError(
-                f"`{name}` compares equal shapes, got {_shape(x)} for the reference and {_shape(y)} now at {leaf}; "
-                "a statistic must return the same shape at every step (average over the batch)."
+                f"`{name}` compares equal shapes, got {_shape(x)} for the reference and {_shape(y)} now at "
+                f"{_name(current, y)}; a statistic must return the same shape at every step (average over the batch)."
             )
-    return pairs
+        yield x, y
+
+
+def _name(tree: Tree, leaf: Any) -> str:
+    return next(name for name, other in named_leaves(tree) if other is leaf)
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    return leaf.shape() if _distributions.is_distribution(leaf) else jnp.shape(leaf)
+    return leaf.shape() if isinstance(leaf, Distribution) else jnp.shape(leaf)

@@ -1,25 +1,22 @@
-"""What is measured: proximity statistics `f(λ)` of a variational distribution.
+"""Proximity statistics `f(λ)` of a variational distribution.
 
-A statistic is a pure function of a tree whose leaves are distributions (`numpyro.distributions`) or arrays, and
-returns a tree of arrays. Batch axes (`batch_shape`: one entry for each data point) are averaged, latent axes (those
-that `to_event` made event axes) are kept, so a layer of 200 units gives 200 numbers whatever the size of the batch.
+A statistic is a pure function of a tree whose leaves are distributions (`numpyro.distributions`) or arrays. It returns
+a tree of arrays. Batch axes (`batch_shape`: one entry for each data point) are averaged. Latent axes (those that
+`to_event` made event axes) are kept, so a layer of 200 units gives 200 numbers for any batch size.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array
 
 from proxvi import _distributions
-from proxvi._validation import check_integer
+from proxvi._typing import Distribution, Float, Tree
+from proxvi._validation import named_leaves
 
 __all__ = ["entropy", "identity", "kl_to_prior", "mean_variance", "orthogonal"]
 
 
-def entropy(q: Any, *, total: bool = False, key: Array | None = None, num_samples: int = 32) -> Any:
+def entropy(q: Tree, *, total: bool = False, key: Array | None = None, num_samples: int = 32) -> Tree:
     """Entropy of each latent unit; keeping it close stops `q` from zeroing parts of its support.
 
         f(λ) = H(q(z; λ)) = −E[log q(z; λ)]
@@ -42,17 +39,12 @@ def entropy(q: Any, *, total: bool = False, key: Array | None = None, num_sample
         >>> print(entropy(q, total=True).round(4))
         2.0794
     """
-    return _each(
-        lambda d, k: _distributions.average_over_batch(d, lambda base: _distributions.entropy(base, k, num_samples)),
-        q,
-        name="entropy",
-        total=total,
-        key=key,
-        num_samples=num_samples,
+    return _distributions.measure_leaves(
+        _distributions.average_entropy, q, name="entropy", total=total, key=key, num_samples=num_samples
     )
 
 
-def mean_variance(q: Any, *, key: Array | None = None, num_samples: int = 32) -> Any:
+def mean_variance(q: Tree, *, key: Array | None = None, num_samples: int = 32) -> Tree:
     """Mean and variance of each latent unit; only higher moments may then change fast.
 
         f(λ) = (E[z], E[(z − E[z])²]) under q(z; λ)
@@ -73,19 +65,12 @@ def mean_variance(q: Any, *, key: Array | None = None, num_samples: int = 32) ->
         >>> print(mean, variance)
         1.0 9.0
     """
-
-    def moments(d: dist.Distribution, k: Array | None) -> tuple[Array, Array]:
-        def moment(index: int) -> Array:
-            return _distributions.average_over_batch(
-                d, lambda base: _distributions.mean_and_variance(base, k, num_samples)[index], keeps_event=True
-            )
-
-        return moment(0), moment(1)
-
-    return _each(moments, q, name="mean_variance", key=key, num_samples=num_samples)
+    return _distributions.measure_leaves(
+        _distributions.average_moments, q, name="mean_variance", key=key, num_samples=num_samples
+    )
 
 
-def kl_to_prior(q: Any, prior: Any, *, total: bool = False, key: Array | None = None, num_samples: int = 32) -> Any:
+def kl_to_prior(q: Tree, prior: Tree, *, total: bool = False, key: Array | None = None, num_samples: int = 32) -> Tree:
     """Divergence of each latent unit from its prior; keeping it close stops the KL term from winning early.
 
         f(λ) = KL(q(z; λ) ‖ p(z))
@@ -110,30 +95,32 @@ def kl_to_prior(q: Any, prior: Any, *, total: bool = False, key: Array | None = 
         >>> print(kl_to_prior(q, dist.Normal(0.0, 1.0)))
         [0. 2.]
     """
-    if _distributions.is_distribution(prior):
+    if isinstance(prior, Distribution):
         prior = jax.tree.map(lambda _: prior, q, is_leaf=_distributions.is_distribution)
-    structures = [jax.tree.structure(tree, is_leaf=_distributions.is_distribution) for tree in (q, prior)]
-    if structures[0] != structures[1]:
+    ours, theirs = (jax.tree.structure(tree, is_leaf=_distributions.is_distribution) for tree in (q, prior))
+    if ours != theirs:
         raise ValueError(
-            f"`prior` must be one distribution or a tree with the structure of `q`, got {structures[1]} for "
-            f"{structures[0]}; give each leaf of `q` its prior."
+            f"`prior` must be one distribution or a tree with the structure of `q`, got {theirs} for {ours}; give each "
+            "leaf of `q` its prior."
         )
-    for name, leaf in _distributions.leaves_with_names(prior):
-        if not _distributions.is_distribution(leaf):
+    for name, leaf in named_leaves(prior):
+        if not isinstance(leaf, Distribution):
             raise TypeError(
                 f"`prior` must hold distributions, got {type(leaf).__name__} at {name}; wrap it, "
                 "for example in `numpyro.distributions.Normal`."
             )
-    priors = iter(jax.tree.leaves(prior, is_leaf=_distributions.is_distribution))
+    return _distributions.measure_leaves(
+        _distributions.average_divergence,
+        q,
+        jax.lax.stop_gradient(prior),
+        name="kl_to_prior",
+        total=total,
+        key=key,
+        num_samples=num_samples,
+    )
 
-    def divergence(d: dist.Distribution, k: Array | None) -> Array:
-        p = jax.lax.stop_gradient(_distributions.innermost(next(priors)))
-        return _distributions.average_over_batch(d, lambda base: _distributions.kl(base, p, k, num_samples))
 
-    return _each(divergence, q, name="kl_to_prior", total=total, key=key, num_samples=num_samples)
-
-
-def orthogonal(weights: Any) -> Any:
+def orthogonal(weights: Tree) -> list[Array]:
     """Gram matrix of each weight matrix; an orthogonal initialisation starts it at the identity.
 
         f(W) = W Wᵀ   for an m × n matrix with m ≤ n, else  Wᵀ W
@@ -155,9 +142,9 @@ def orthogonal(weights: Any) -> Any:
         [[4. 4.]
          [4. 4.]]
     """
-    named = _distributions.leaves_with_names(weights)
+    named = named_leaves(weights)
     for name, leaf in named:
-        if _distributions.is_distribution(leaf):
+        if isinstance(leaf, Distribution):
             raise TypeError(
                 f"`orthogonal` measures weight matrices, got {type(leaf).__name__} at {name}; pass the parameters "
                 "of the network, not the distributions that it returns."
@@ -172,13 +159,13 @@ def orthogonal(weights: Any) -> Any:
     return [_gram(matrix) for matrix in matrices]
 
 
-def _gram(matrix: Array) -> Array:
+def _gram(matrix: Float[Array, "*stack rows columns"]) -> Float[Array, "*stack side side"]:
     transpose = jnp.swapaxes(matrix, -1, -2)
     rows, columns = matrix.shape[-2:]
     return matrix @ transpose if rows <= columns else transpose @ matrix
 
 
-def identity(q: Any) -> Any:
+def identity(q: Tree) -> Tree:
     """Whatever is given, itself: parameters for Euclidean proximity, distributions for the distance `kl`.
 
         f(λ) = λ
@@ -194,36 +181,3 @@ def identity(q: Any) -> Any:
         {'loc': 1.0}
     """
     return q
-
-
-def _each(
-    function: Callable[[dist.Distribution, Array | None], Any],
-    q: Any,
-    *,
-    name: str,
-    key: Array | None,
-    num_samples: int,
-    total: bool = False,
-) -> Any:
-    """Apply `function` to each distribution of the tree with a key of its own; sum it all if `total`."""
-    remedy = "the score-function estimate takes its baseline from the other samples"
-    check_integer("num_samples", num_samples, at_least=2, remedy=remedy)
-    named = _distributions.leaves_with_names(q)
-    if not named:
-        raise ValueError(
-            f"`q` must hold at least one distribution, got {q!r}; name the sites to measure, and use a guide that is "
-            "spread out (AutoNormal for AutoDelta): a point mass has nothing to keep close."
-        )
-    for leaf_name, leaf in named:
-        if not _distributions.is_distribution(leaf):
-            raise TypeError(
-                f"`{name}` measures distributions, got {type(leaf).__name__} at {leaf_name}; to `ProximitySVI` pass "
-                f"`{name}` itself or `lambda q: {name}(q['site'])`, to `proximity` build the distribution from the "
-                f"parameters first, `lambda params: {name}(dist.Normal(params['loc'], params['scale']).to_event(1))`."
-            )
-    keys = [None] * len(named) if key is None else list(jax.random.split(key, len(named)))
-    values = [function(leaf, k) for (_, leaf), k in zip(named, keys, strict=True)]
-    if total:
-        return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
-    structure = jax.tree.structure(q, is_leaf=_distributions.is_distribution)
-    return jax.tree.unflatten(structure, values)

@@ -1,23 +1,23 @@
 """What is kept close to its past, to what, and how hard."""
 
 from proxvi.constraints.proximity_constraint import (
-    SHARE_EVERY,
     ConstraintState,
     Proximity,
+    ProximityStep,
     Telemetry,
     add,
-    share,
+    share_of_gradient,
 )
 from proxvi.constraints.references import Reference, parameter_average, statistic_average
 
 __all__ = [
-    "SHARE_EVERY",
     "ConstraintState",
     "Proximity",
+    "ProximityStep",
     "Reference",
     "Telemetry",
     "add",
     "parameter_average",
-    "share",
+    "share_of_gradient",
     "statistic_average",
 ]

@@ -1,45 +1,40 @@
-"""The proximity constraint: its definition, and what it adds to the objective at one step.
-
-Both doors share this. It knows nothing of Optax chains or of NumPyro models.
-"""
+"""The paper's constraint: its definition, and one step of it, which every door uses."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from proxvi import _distributions
+from proxvi._typing import Distance, Float, ParamTree, Scalar, Statistic, Tree
 from proxvi._validation import check_number, first_value
 from proxvi.constraints.references import Reference, parameter_average
 from proxvi.distances import inverse_huber
 
-__all__ = ["ConstraintState", "Proximity", "Telemetry"]
-
-SHARE_EVERY = 16  # at every step the two norms would be a tenth of the time of a sigmoid belief network's step
+__all__ = ["ConstraintState", "Proximity", "ProximityStep", "Telemetry"]
 
 
 class Telemetry(NamedTuple):
-    """What a constraint did at the latest step, for a person to look at; no later step reads it.
+    """What a constraint did at the latest step. It is for people: no later step reads it.
 
     Attributes:
         distance: `d(f(λ̃), f(λ_t))`.
         magnitude: `k_t`.
-        share: of the gradient that is the constraint's, `‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)`, in [0, 1]. It is two more
-            passes over the parameters, so `proximity` measures it at every 16th step and keeps it in between, and
-            `ProximitySVI` at the end of `run` and when `measure_share` asks for it; NaN where it was not yet measured.
+        share: the constraint's share of the gradient, `‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)`, in [0, 1]. Measuring it takes
+            two more passes over the parameters. So `proximity` measures it at every 16th step, and `ProximitySVI` at
+            the end of `run` and in `measure_share`. NaN means not measured yet.
 
     Example:
         >>> Telemetry(distance=0.5, magnitude=2.0, share=0.1).share
         0.1
     """
 
-    distance: Any
-    magnitude: Any
-    share: Any
+    distance: Float[Array, "*starts"] | float
+    magnitude: Float[Array, "*starts"] | float
+    share: Float[Array, "*starts"] | float
 
     @classmethod
     def unmeasured(cls) -> "Telemetry":
@@ -58,21 +53,35 @@ class ConstraintState(NamedTuple):
 
     step: Array
     first_loss: Array
-    reference: Any
+    reference: Tree
+
+
+class ProximityStep(NamedTuple):
+    """What a constraint adds to one step.
+
+    Attributes:
+        distance: `d(f(λ̃_t), f(λ_t))`, differentiable in `f(λ_t)`.
+        magnitude: `k_t`, never negative.
+        state: for the next step.
+    """
+
+    distance: Scalar
+    magnitude: Scalar
+    state: ConstraintState
 
 
 @dataclass(frozen=True)
 class Proximity:
-    """One proximity constraint: what is kept close, to what, how close and how hard.
+    """The paper's constraint: a statistic of the approximation stays close to its past.
 
         objective at step t:   −ELBO(λ) + k_t · d(f(λ̃_t), f(λ))
 
     Attributes:
-        statistic: `f`, the function whose value is kept close.
+        statistic: `f`, a function whose value is kept close.
         magnitude: `k`, a number or an Optax schedule of the step. `optax.exponential_decay(1.0, T, 1e-10)` is the
-            paper's `γ^{t/T}` with `γ = 1e-10`. A constant never lets go.
+            paper's `γ^{t/T}` with `γ = 1e-10`. With a constant the result is no optimum of the ELBO.
         distance: `d`, a function of the reference's statistic and the current one.
-        reference: `λ̃`, what is averaged and how long.
+        reference: `λ̃`, a moving average of the parameters or of the statistic.
         relative: whether `magnitude` is in units of the first loss seen, `|ELBO_0|`, as in the paper.
 
     Example:
@@ -82,10 +91,10 @@ class Proximity:
         'inverse_huber'
     """
 
-    statistic: Callable[..., Any]
+    statistic: Statistic
     _: KW_ONLY
-    magnitude: Any
-    distance: Callable[[Any, Any], Array] = inverse_huber
+    magnitude: optax.ScalarOrSchedule
+    distance: Distance = inverse_huber
     reference: Reference = field(default_factory=parameter_average)
     relative: bool = True
 
@@ -110,16 +119,62 @@ class Proximity:
         kind, remedy = "number, or an Optax schedule of numbers, finite and", "0 switches the constraint off"
         check_number("magnitude", first, at_least=0.0, kind=kind, remedy=remedy)
 
-    def init(self, params: Any, describe: Callable[[], Any]) -> ConstraintState:
-        """Start at `params`; `describe()` gives the shapes and dtypes of the statistic, if the reference asks."""
+    @property
+    def is_off(self) -> bool:
+        """Whether the magnitude is the number 0: then the doors leave the constraint out of the program."""
+        return isinstance(self.magnitude, int | float) and self.magnitude == 0
+
+    def init(self, params: ParamTree, describe: Callable[[], Tree]) -> ConstraintState:
+        """The state before the first step; `describe()` gives the shapes and dtypes of the statistic."""
         return ConstraintState(
             step=jnp.zeros((), jnp.int32),
             first_loss=jnp.zeros(()),
             reference=self.reference.init(params, describe),
         )
 
-    def strength(self, state: ConstraintState, loss: Any = None) -> tuple[Array, Array]:
-        """The magnitude `k_t`, never negative, and the first loss, which `loss` sets if it is the first."""
+    def step(
+        self,
+        state: ConstraintState,
+        params: ParamTree,
+        value: Tree,
+        statistic: Callable[[ParamTree], Tree],
+        loss: Scalar | None = None,
+    ) -> ProximityStep:
+        """One step of the constraint.
+
+        Args:
+            state: from `init`, or from the step before.
+            params: `λ_t`.
+            value: `f(λ_t)`, through which the distance is differentiable.
+            statistic: `f`, for references that evaluate it elsewhere.
+            loss: `−ELBO(λ_t)`, the unit of a relative magnitude if it is the first.
+        """
+        target, magnitude, after = self.advance(state, params, value, statistic, loss)
+        return ProximityStep(self.distance_to(target, value), magnitude, after)
+
+    def advance(
+        self,
+        state: ConstraintState,
+        params: ParamTree,
+        value: Tree,
+        statistic: Callable[[ParamTree], Tree],
+        loss: Scalar | None = None,
+        *,
+        read_first: bool | None = None,
+    ) -> tuple[Tree, Scalar, ConstraintState]:
+        """`f(λ̃_t)`, `k_t` and the next state: a step without its distance. `read_first` overrides the reference's."""
+        magnitude, first_loss = self._effective_magnitude(state, loss)
+        target, reference = self.reference.advance(
+            state.reference,
+            *jax.lax.stop_gradient((params, value)),
+            state.step,
+            statistic,
+            read_first=self.reference.read_first if read_first is None else read_first,
+        )
+        return target, magnitude, ConstraintState(jnp.asarray(optax.safe_increment(state.step)), first_loss, reference)
+
+    def _effective_magnitude(self, state: ConstraintState, loss: Scalar | None) -> tuple[Scalar, Scalar]:
+        """`k_t` and the first loss, which `loss` sets if there was none."""
         magnitude = self.magnitude(state.step) if callable(self.magnitude) else self.magnitude
         magnitude = jnp.maximum(jnp.asarray(magnitude, state.first_loss.dtype), 0.0)
         if not self.relative:
@@ -128,30 +183,8 @@ class Proximity:
         first_loss = jnp.where((state.first_loss == 0.0) & jnp.isfinite(size), size, state.first_loss)
         return magnitude * first_loss, first_loss
 
-    def measure(
-        self, state: ConstraintState, params: Any, value: Any, statistic: Callable[[Any], Any]
-    ) -> tuple[Array, Any]:
-        """The distance `d(f(λ̃_t), f(λ_t))`, differentiable in `value`, and the reference with `λ_t` taken in.
-
-        `value` is `f(λ_t)`; `statistic` evaluates `f` elsewhere, if the reference asks.
-        """
-        seen = jax.lax.stop_gradient((params, value))
-        reference, step = state.reference, state.step
-        if self.reference.lagged:
-            target = self.reference.read(reference, statistic, seen[1], step)
-            reference = self.reference.fold(reference, *seen, step)
-        else:
-            reference = self.reference.fold(reference, *seen, step)
-            target = self.reference.read(reference, statistic, seen[1], step)
-        return self.apart(target, value), reference
-
-    def advance(self, state: ConstraintState, first_loss: Array, reference: Any) -> ConstraintState:
-        """The state for the next step."""
-        return ConstraintState(jnp.asarray(optax.safe_increment(state.step)), first_loss, reference)
-
-    def apart(self, target: Any, value: Any) -> Array:
+    def distance_to(self, target: Tree, value: Tree) -> Scalar:
         """The distance from `target` = `f(λ̃)`, which carries no gradient, to `value` = `f(λ)`."""
-        _check_statistic(value)
         distance = self.distance(jax.lax.stop_gradient(target), value)
         if jnp.shape(distance) != () or not jnp.issubdtype(jnp.result_type(distance), jnp.floating):
             raise ValueError(
@@ -161,43 +194,21 @@ class Proximity:
         return jnp.asarray(distance, jnp.result_type(float))
 
 
-def add(gradient: Any, magnitude: Array, slope: Any) -> Any:
+def add(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) -> ParamTree:
     """`g + k ∇d`; with `k = 0` it is `g` to the last bit, whatever `∇d` holds."""
     return jax.tree.map(
         lambda g, c: jnp.where(magnitude == 0.0, g, (g + magnitude * c).astype(g.dtype)), gradient, slope
     )
 
 
-def share(gradient: Any, magnitude: Array, slope: Any) -> Array:
+def share_of_gradient(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) -> Scalar:
     """`‖k ∇d‖ / (‖g‖ + ‖k ∇d‖)`, and 0 where both vanish."""
     ours, theirs = magnitude * _norm(slope), _norm(gradient)
     total = ours + theirs
     return jnp.where(total == 0.0, 0.0, ours / jnp.where(total == 0.0, 1.0, total))
 
 
-def _norm(tree: Any) -> Array:
+def _norm(tree: ParamTree) -> Scalar:
     # A dot product runs at memory speed on every backend, where a sum of squares does not on CPU.
     squares = [jnp.vdot(x, x, preferred_element_type=jnp.result_type(float)) for x in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, start=jnp.zeros(())))
-
-
-def _check_statistic(value: Any) -> None:
-    """A statistic must have a gradient: real floating leaves, at least one of them."""
-    named = _distributions.leaves_with_names(value)
-    if not named:
-        raise ValueError(
-            f"`statistic` must return at least one array or distribution, got {value!r}; return what is to be "
-            "kept close."
-        )
-    for name, leaf in named:
-        if _distributions.is_distribution(leaf):
-            continue
-        try:
-            dtype = jnp.result_type(leaf)
-        except TypeError:
-            dtype = type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"`statistic` must return real floating-point arrays, got {dtype} at {name}; integers have no "
-                "gradient to constrain."
-            )

@@ -1,6 +1,6 @@
-"""Close to what: the reference `λ̃` that a proximity constraint measures from.
+"""The reference `λ̃` that a proximity constraint measures from.
 
-A reference is a triple of pure functions, so that the constraint does not know what is averaged.
+A reference is a set of pure functions, so the constraint does not need to know what is averaged.
 """
 
 import math
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from proxvi._typing import Int, ParamTree, Scalar, Tree
 from proxvi._validation import check_number
 
 __all__ = ["Reference", "parameter_average", "statistic_average"]
@@ -21,25 +22,39 @@ class Reference(NamedTuple):
 
     Attributes:
         init: `(params, describe) -> state`; `describe()` gives the shapes and dtypes of the statistic.
-        fold: `(state, params, value, step) -> state` takes in the iterate `λ_t` and its statistic `f(λ_t)`.
-        read: `(state, statistic, value, step) -> f(λ̃)`, where `statistic` evaluates `f` at any parameters.
-        lagged: whether Algorithm 2 reads before it folds. A reference that is the latest iterate alone would
-            otherwise always be the current one, and the constraint void.
+        update: `(state, params, value, step) -> state` adds the iterate `λ_t` and its statistic `f(λ_t)`.
+        value: `(state, statistic, value, step) -> f(λ̃)`, where `statistic` evaluates `f` at any parameters.
+        read_first: whether Algorithm 2 reads the reference before it is updated. Needed where the reference is the
+            latest iterate alone: otherwise it would always equal the current one, and the constraint would be void.
 
     Example:
-        Stay near the very first parameters, for ever:
+        Stay near the initial parameters:
 
         >>> anchor = Reference(
         ...     init=lambda params, describe: params,
-        ...     fold=lambda state, params, value, step: state,
-        ...     read=lambda state, statistic, value, step: statistic(state),
+        ...     update=lambda state, params, value, step: state,
+        ...     value=lambda state, statistic, value, step: statistic(state),
         ... )
     """
 
-    init: Callable[[Any, Callable[[], Any]], Any]
-    fold: Callable[[Any, Any, Any, Array], Any]
-    read: Callable[[Any, Callable[[Any], Any], Any, Array], Any]
-    lagged: bool = False
+    init: Callable[[ParamTree, Callable[[], Tree]], Any]
+    update: Callable[[Any, ParamTree, Tree, Array], Any]
+    value: Callable[[Any, Callable[[ParamTree], Tree], Tree, Array], Tree]
+    read_first: bool = False
+
+    def advance(
+        self,
+        state: Tree,
+        params: ParamTree,
+        value: Tree,
+        step: Int[Array, ""],
+        statistic: Callable[[ParamTree], Tree],
+        *,
+        read_first: bool,
+    ) -> tuple[Tree, Tree]:
+        """`f(λ̃_t)`, and the state that holds `λ_t`; with `read_first` the former does not hold it yet."""
+        after = self.update(state, params, value, step)
+        return self.value(state if read_first else after, statistic, value, step), after
 
 
 def parameter_average(decay: float = 0.9999) -> Reference:
@@ -48,12 +63,12 @@ def parameter_average(decay: float = 0.9999) -> Reference:
         λ̃ ← α λ̃ + (1 − α) λ_{t+1},    λ̃_0 = λ_0
 
     The average is kept in float32 or wider: in bfloat16 a decay of 0.999 would never move. It costs one copy of the
-    parameters and, each step, one forward pass of the statistic. To keep the copy only for the parameters that the
+    parameters and, at each step, one forward pass of the statistic. To keep a copy only of the parameters that the
     statistic reads, wrap the constraint in `optax.masked`.
 
     Args:
         decay: `α` in [0, 1). The average holds the current iterate with weight 1 − α, as in the paper, so a small `α`
-            is a weak constraint; 0 alone means the previous step.
+            is a weak constraint. 0 is special: it means the previous step.
 
     Returns:
         The reference, for `proximity(..., reference=...)`.
@@ -63,18 +78,17 @@ def parameter_average(decay: float = 0.9999) -> Reference:
     """
     _check_decay(decay)
 
-    def init(params: Any, _describe: Callable[[], Any]) -> Any:
+    def init(params: ParamTree, _describe: Callable[[], Tree]) -> Tree:
         # A copy, so that a loop may donate the buffers of the parameters and of the state together.
         return jax.tree.map(lambda p: jnp.array(p, dtype=_wide(p), copy=True), params)
 
-    def fold(state: Any, params: Any, _value: Any, _step: Array) -> Any:
+    def update(state: Tree, params: ParamTree, _value: Tree, _step: Int[Array, ""]) -> Tree:
         return _move(state, params, 1.0 - decay)
 
-    def read(state: Any, statistic: Callable[[Any], Any], value: Any, _step: Array) -> Any:
-        del value
+    def value(state: Tree, statistic: Callable[[ParamTree], Tree], _value: Tree, _step: Int[Array, ""]) -> Tree:
         return statistic(state)
 
-    return Reference(init, fold, read, lagged=decay == 0.0)
+    return Reference(init, update, value, read_first=decay == 0.0)
 
 
 def statistic_average(decay: float = 0.9999) -> Reference:
@@ -86,8 +100,7 @@ def statistic_average(decay: float = 0.9999) -> Reference:
     its own batch. A statistic that is not finite stays in the average: wrap the whole chain in `optax.apply_if_finite`.
 
     Args:
-        decay: `α` in [0, 1). The average holds the current iterate with weight 1 − α, as in the paper, so a small `α`
-            is a weak constraint; 0 alone means the previous step.
+        decay: as for `parameter_average`.
 
     Returns:
         The reference, for `proximity(..., reference=...)`.
@@ -98,28 +111,28 @@ def statistic_average(decay: float = 0.9999) -> Reference:
     _check_decay(decay)
     log_decay = math.log(decay) if decay else -math.inf
 
-    def init(_params: Any, describe: Callable[[], Any]) -> Any:
+    def init(_params: ParamTree, describe: Callable[[], Tree]) -> Tree:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), describe())
 
-    def fold(state: Any, _params: Any, value: Any, step: Array) -> Any:
+    def update(state: Tree, _params: ParamTree, value: Tree, step: Int[Array, ""]) -> Tree:
         # The recursive form of the bias-corrected average: each value moves it by (1 − α) / (1 − αⁿ) of the gap.
         _check_unchanged(state, value)
         weight = (1.0 - decay) / -jnp.expm1((step + 1) * log_decay)
-        return _first(value, _move(state, value, weight), step)
+        return _exact_at_first(value, _move(state, value, weight), step)
 
-    def read(state: Any, _statistic: Callable[[Any], Any], value: Any, step: Array) -> Any:
-        return _first(value, state, step)
+    def value(state: Tree, _statistic: Callable[[ParamTree], Tree], value: Tree, step: Int[Array, ""]) -> Tree:
+        return _exact_at_first(value, state, step)
 
-    return Reference(init, fold, read, lagged=decay == 0.0)
+    return Reference(init, update, value, read_first=decay == 0.0)
 
 
-def _first(value: Any, average: Any, step: Array) -> Any:
-    """The value itself at step 0, to the last bit: rounding would be a gap, and the inverse Huber feels any gap."""
+def _exact_at_first(value: Tree, average: Tree, step: Int[Array, ""]) -> Tree:
+    """The value itself at step 0, to the last bit: the inverse Huber distance feels even a rounding error."""
     return jax.tree.map(lambda v, a: jnp.where(step == 0, jnp.asarray(v, a.dtype), a), value, average)
 
 
-def _move(average: Any, target: Any, weight: float | Array) -> Any:
-    """`average + weight · (target − average)`; leaves that are not numbers to average (masks) follow the target."""
+def _move(average: Tree, target: Tree, weight: float | Scalar) -> Tree:
+    """`average + weight · (target − average)`; leaves that cannot be averaged (masks) are replaced by the target."""
 
     def move(a: Array, t: Array) -> Array:
         if not jnp.issubdtype(a.dtype, jnp.inexact):
@@ -129,7 +142,7 @@ def _move(average: Any, target: Any, weight: float | Array) -> Any:
     return jax.tree.map(move, average, target)
 
 
-def _check_unchanged(average: Any, value: Any) -> None:
+def _check_unchanged(average: Tree, value: Tree) -> None:
     before, now = (
         jax.tree_util.tree_leaves_with_path(jax.tree.map(jnp.shape, tree), is_leaf=lambda node: isinstance(node, tuple))
         for tree in (average, value)

@@ -1,6 +1,6 @@
 """ELBOs that NumPyro lacks."""
 
-from proxvi.estimators.annealing import AnnealedELBO, TemperedELBO, WarmUpELBO
+from proxvi.estimators.annealing import AnnealedELBO, ScheduledELBO, WarmUpELBO, as_scheduled, with_elbo
 from proxvi.estimators.score_function import LeaveOneOutELBO, MultiParticleELBO, OrderedTraceELBO, VimcoELBO
 
 __all__ = [
@@ -8,7 +8,9 @@ __all__ = [
     "LeaveOneOutELBO",
     "MultiParticleELBO",
     "OrderedTraceELBO",
-    "TemperedELBO",
+    "ScheduledELBO",
     "VimcoELBO",
     "WarmUpELBO",
+    "as_scheduled",
+    "with_elbo",
 ]

@@ -1,51 +1,97 @@
-"""Other objectives on the way to the ELBO, what PVI is compared with: deterministic annealing and KL warm-up."""
+"""Deterministic annealing and KL warm-up: other objectives on the way to the ELBO, which PVI is compared with."""
 
+import copy
+import warnings
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro
+import optax
 from jax import Array
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
+from proxvi._typing import Guide, Int, Model, Params, Scalar
 from proxvi._validation import check_number, first_value
 from proxvi.estimators.score_function import LeaveOneOutELBO
 
-__all__ = ["AnnealedELBO", "TemperedELBO", "WarmUpELBO"]
+__all__ = ["AnnealedELBO", "ScheduledELBO", "WarmUpELBO", "as_scheduled", "with_elbo"]
 
 
-class TemperedELBO(ELBO):
-    """An estimator whose gradients are of another objective, which changes from step to step; its losses are not.
+class ScheduledELBO(ELBO):
+    """An ELBO whose gradient is that of another objective, which may change from step to step; its value is the ELBO's.
 
-    `ProximitySVI` tells it the step, and takes its losses from `elbo`, the true one.
+    `ProximitySVI` knows the step, NumPyro's `SVI` does not tell it to an ELBO. There an objective that never changes
+    works as it does here; one that changes is the plain ELBO, with a warning.
+
+    Attributes:
+        elbo: the true ELBO.
+        relative: whether the schedule is in units of the first loss.
+        changes_gradient: whether the gradient is not that of `elbo`.
     """
 
-    relative = False  # whether the schedule is in units of the first loss
+    relative = False
+    changes_gradient = True
 
     def __init__(self, elbo: ELBO) -> None:
         super().__init__(elbo.num_particles, elbo.vectorize_particles)
         self.elbo = elbo
         self.can_infer_discrete = elbo.can_infer_discrete
 
-    def loss(self, *_: Any, **__: Any) -> Any:
-        """Refuse: without the step there is no objective to speak of, and the true ELBO's would be another one."""
-        name = type(self).__name__
-        raise TypeError(
-            f"`{name}` must be given to ProximitySVI, which tells it the step, got a call from elsewhere, such as "
-            f"NumPyro's SVI; write `proxvi.ProximitySVI(model, guide, optim, {name}(...), ())`."
-        )
-
-    def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:
+    def objective_at(
+        self, model: Model, guide: Guide, step: Int[Array, ""], first_loss: Scalar | float
+    ) -> tuple[Model, Guide]:
         """The model and the guide whose ELBO is maximised at `step`."""
         raise NotImplementedError
 
+    def needs_step(self) -> bool:
+        """Whether the objective depends on the step or on the first loss."""
+        return True
 
-class AnnealedELBO(TemperedELBO):
+    def loss(self, rng_key: Array, param_map: Params, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Any:
+        """Minus the true ELBO, with the gradient of the objective if that never changes."""
+        if self.needs_step():
+            name = type(self).__name__
+            warnings.warn(
+                f"`{name}` must be told the step to change its objective, got a call from elsewhere, such as NumPyro's "
+                f"SVI: this is the plain ELBO. Write `proxvi.ProximitySVI(model, guide, optim, {name}(...), ())`.",
+                stacklevel=2,
+            )
+            return self.elbo.loss(rng_key, param_map, model, guide, *args, **kwargs)
+        pair = self.objective_at(model, guide, jnp.zeros((), jnp.int32), 1.0)
+        objective: Any = self.elbo.loss(rng_key, param_map, *pair, *args, **kwargs)
+        true: Any = self.elbo.loss(rng_key, jax.lax.stop_gradient(param_map), model, guide, *args, **kwargs)
+        return true + (objective - jax.lax.stop_gradient(objective))
+
+
+class _Unscheduled(ScheduledELBO):
+    """Any other ELBO, which is its own objective at every step."""
+
+    changes_gradient = False
+
+
+def as_scheduled(loss: ELBO) -> ScheduledELBO:
+    """The loss itself if it is scheduled, else one whose objective never changes: every loss has a true ELBO."""
+    return loss if isinstance(loss, ScheduledELBO) else _Unscheduled(loss)
+
+
+def with_elbo(loss: ELBO, elbo: ELBO) -> ELBO:
+    """The same loss with another estimator of the true ELBO."""
+    if not isinstance(loss, ScheduledELBO):
+        return elbo
+    other = copy.copy(loss)
+    other.elbo = elbo
+    return other
+
+
+class AnnealedELBO(ScheduledELBO):
     """Deterministic annealing: a temperature on `log q` that falls to 1, the paper's baseline.
 
         ELBO_t = E[log p(x, z) − max(1, k_t) · log q(z)]
 
-    Only the gradients that `ProximitySVI` takes are tempered; losses are of the true ELBO.
+    Only the gradient is tempered; the losses are those of the true ELBO. Use it in `ProximitySVI`, which knows the
+    step. NumPyro's `SVI` takes it with a constant temperature and `relative=False`.
 
     Args:
         elbo: the estimator to temper: `LeaveOneOutELBO`, or `Trace_ELBO` for guides that can be reparameterised.
@@ -59,7 +105,7 @@ class AnnealedELBO(TemperedELBO):
         5
     """
 
-    def __init__(self, elbo: ELBO, temperature: Any, *, relative: bool = True) -> None:
+    def __init__(self, elbo: ELBO, temperature: optax.ScalarOrSchedule, *, relative: bool = True) -> None:
         if not isinstance(elbo, LeaveOneOutELBO) and type(elbo) is not Trace_ELBO:
             # TraceGraph_ELBO would multiply its score function by the temperature a second time.
             raise TypeError(
@@ -72,7 +118,13 @@ class AnnealedELBO(TemperedELBO):
         self.temperature = temperature
         self.relative = relative
 
-    def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:
+    def needs_step(self) -> bool:
+        """Whether the temperature is a schedule or in units of the first loss."""
+        return callable(self.temperature) or self.relative
+
+    def objective_at(
+        self, model: Model, guide: Guide, step: Int[Array, ""], first_loss: Scalar | float
+    ) -> tuple[Model, Guide]:
         """The model, and the guide with its log density multiplied by the temperature."""
         temperature: Any = self.temperature(step) if callable(self.temperature) else self.temperature
         if self.relative:
@@ -80,12 +132,13 @@ class AnnealedELBO(TemperedELBO):
         return model, numpyro.handlers.scale(guide, scale=jnp.maximum(1.0, temperature))
 
 
-class WarmUpELBO(TemperedELBO):
-    """KL warm-up: a weight on the KL divergence to the prior that rises to 1, what users of autoencoders do.
+class WarmUpELBO(ScheduledELBO):
+    """KL warm-up, as users of autoencoders do it: a weight on the KL divergence to the prior that rises to 1.
 
         ELBO_t = E[log p(x | z)] − w_t · KL(q(z) ‖ p(z))
 
-    Only the gradients that `ProximitySVI` takes are of it; losses are of the true ELBO.
+    Only the gradient is weighted; the losses are those of the true ELBO. Use it in `ProximitySVI`, which knows the
+    step.
 
     Args:
         elbo: the estimator of the ELBO, `Trace_ELBO` or `TraceMeanField_ELBO`, for guides that can be reparameterised.
@@ -99,9 +152,9 @@ class WarmUpELBO(TemperedELBO):
         1
     """
 
-    def __init__(self, elbo: ELBO, weight: Any) -> None:
+    def __init__(self, elbo: ELBO, weight: optax.Schedule) -> None:
         if type(elbo) not in (Trace_ELBO, TraceMeanField_ELBO):
-            # A score function knows no weight of 0.
+            # The score-function estimators do not allow a weight of 0.
             raise TypeError(
                 f"`elbo` must be Trace_ELBO or TraceMeanField_ELBO, got {type(elbo).__name__}; for discrete variables "
                 "there is AnnealedELBO."
@@ -114,19 +167,25 @@ class WarmUpELBO(TemperedELBO):
         super().__init__(elbo)
         self.weight = weight
 
-    def tempered(self, model: Any, guide: Any, step: Array, first_loss: Array) -> tuple[Any, Any]:  # noqa: ARG002
+    def objective_at(
+        self,
+        model: Model,
+        guide: Guide,
+        step: Int[Array, ""],
+        first_loss: Scalar | float,  # noqa: ARG002
+    ) -> tuple[Model, Guide]:
         """Both with the log densities of latent variables multiplied by the weight."""
-        weight = self.weight(step)
+        weight = jnp.asarray(self.weight(step))
         return _ScaleLatent(model, weight), _ScaleLatent(guide, weight)
 
 
 class _ScaleLatent(Messenger):
     """Multiply the log densities of sites that are not observed."""
 
-    def __init__(self, fn: Any, scale: Any) -> None:
+    def __init__(self, fn: Model, scale: Array | float) -> None:
         super().__init__(fn)
         self.scale = scale
 
-    def process_message(self, msg: Any) -> None:
+    def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and not msg["is_observed"]:
             msg["scale"] = self.scale if msg.get("scale") is None else msg["scale"] * self.scale

@@ -1,11 +1,8 @@
-"""Gradient estimators that NumPyro lacks, as NumPyro `ELBO` classes.
-
-They are for guides whose samples carry no gradient (discrete latents): leave-one-out score function and
-VIMCO.
-"""
+"""Score-function estimators, for guides whose samples carry no gradient (discrete latents): leave-one-out and VIMCO."""
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +15,14 @@ from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
 
 from proxvi._distributions import log_density
+from proxvi._typing import Float, Guide, Model, Params, Scalar, Trace
 from proxvi._validation import check_integer
 
 __all__ = ["LeaveOneOutELBO", "VimcoELBO"]
 
 
-# Of each plate its name and its axis from the right: plates beside each other may have one axis, and even one length.
-# The value is the weight of an element, above 1 where the plate is subsampled.
+# Plates by name and axis from the right (different plates may have the same axis, and even the same length).
+# The value is the weight of an element: above 1 where the plate is subsampled.
 _Plates = dict[tuple[str, int], float]
 
 
@@ -33,41 +31,40 @@ class _Term(NamedTuple):
 
     log_prob: Array  # times `scale`
     plates: _Plates
-    scale: Any  # of the log probability: that of the plates, and of any handler around the site
+    scale: Array | float  # of the plates, and of any handler around the site
     sign: float
-    # Of a latent variable of the guide whose samples carry no gradient: `log q` of the elements, without the weight of
-    # those that were not drawn, and without a temperature.
+    # `log q` of the elements, without any scale, if this is a latent of the guide whose samples carry no gradient.
     score: Array | None
 
 
 class OrderedTraceELBO(Trace_ELBO):
-    """NumPyro's `Trace_ELBO`, with the sites added up in one order in every process.
+    """NumPyro's `Trace_ELBO`, with the sites added up in the same order in every process.
 
-    NumPyro's own goes through a Python set of their names, whose order is another one in each process, so the last bit
-    of the loss (not of its gradient) is too.
+    NumPyro's own iterates over a Python set of their names. Its order differs from process to process, and with it the
+    last bit of the loss (not of its gradient).
     """
 
     def loss_with_mutable_state(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        apart = copy.copy(self)
-        apart.sum_sites = False
-        result = Trace_ELBO.loss_with_mutable_state(apart, *args, **kwargs)
+        by_site = copy.copy(self)
+        by_site.sum_sites = False
+        result = Trace_ELBO.loss_with_mutable_state(by_site, *args, **kwargs)
         losses: Any = result["loss"]
         return {**result, "loss": sum(losses[name] for name in sorted(losses))}
 
 
 class MultiParticleELBO(ELBO):
-    """What the estimators below share: particles that are independent but for the data that they see."""
+    """Base of the estimators below: several particles, independent of each other, that see the same data."""
 
     can_infer_discrete = True
 
-    def __init__(self, num_particles: int = 5, vectorize_particles: Any = True) -> None:
+    def __init__(self, num_particles: int = 5, vectorize_particles: bool | Callable[..., Any] = True) -> None:
         remedy = "each particle's baseline comes from the others"
         check_integer("num_particles", num_particles, at_least=2, remedy=remedy)
         super().__init__(num_particles, vectorize_particles)
 
-    def loss(self, rng_key: Any, param_map: dict[str, Any], model: Any, guide: Any, *args: Any, **kwargs: Any) -> Array:
+    def loss(self, rng_key: Array, param_map: Params, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Scalar:
         """Return the negative bound, whose gradient is the estimator's."""
         plates = self.draw_plates(rng_key, param_map, model, guide, args, kwargs)
         model, guide = (numpyro.handlers.substitute(f, data=plates) for f in (model, guide))
@@ -89,15 +86,15 @@ class MultiParticleELBO(ELBO):
 
     def draw_plates(
         self,
-        rng_key: Any,
-        param_map: dict[str, Any],
-        model: Any,
-        guide: Any,
+        rng_key: Array,
+        param_map: Params,
+        model: Model,
+        guide: Guide,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> dict[str, Any]:
-        """The indices of the subsampled plates, which all particles share: they must be particles of the same data."""
-        # A key that is none of the particles' own: what is drawn must not tell which data it is drawn for.
+    ) -> dict[str, Array]:
+        """The indices of the subsampled plates. All particles share them, because they must see the same data."""
+        # A key of its own: the samples must be independent of which data they are drawn for.
         model_key, guide_key = jax.random.split(jax.random.fold_in(rng_key, self.num_particles))
         model, guide = numpyro.handlers.seed(model, model_key), numpyro.handlers.seed(guide, guide_key)
         traces = get_importance_trace(model, guide, args, kwargs, param_map)
@@ -111,7 +108,7 @@ class MultiParticleELBO(ELBO):
     def _particle(self, terms: list[_Term]) -> Any:
         raise NotImplementedError
 
-    def _bound(self, particles: Any) -> Array:
+    def _bound(self, particles: Any) -> Scalar:
         raise NotImplementedError
 
 
@@ -120,9 +117,9 @@ class LeaveOneOutELBO(MultiParticleELBO):
 
         ∇ELBO ≈ 1/S Σ_s Σ_z (c_z^s − mean_{r ≠ s} c_z^r) ∇log q(z^s) + (pathwise gradient of the rest)
 
-    `c_z` is `log p − log q` summed over what can depend on `z`: within a plate, each element has its own cost and its
+    `c_z` is `log p − log q`, summed over what can depend on `z`. Within a plate, each element has its own cost and its
     own baseline, so a data point does not carry the noise of the others. Sites with differentiable samples take the
-    pathwise gradient. This is the estimator of the paper's experiments (Mnih & Rezende 2016).
+    pathwise gradient. The paper's experiments use this estimator (Mnih & Rezende 2016).
 
     Args:
         num_particles: `S`, at least 2.
@@ -152,7 +149,7 @@ class LeaveOneOutELBO(MultiParticleELBO):
                 sites.append((log_q, jnp.broadcast_to(jnp.asarray(cost), log_q.shape)))
         return elbo, sites
 
-    def _bound(self, particles: tuple[Array, list[tuple[Array, Array]]]) -> Array:
+    def _bound(self, particles: tuple[Float[Array, " particles"], list[tuple[Array, Array]]]) -> Scalar:
         elbos, sites = particles
         surrogate = jnp.zeros(())
         for log_q, cost in sites:
@@ -168,8 +165,8 @@ class VimcoELBO(MultiParticleELBO):
         L_S = E[log 1/S Σ_s w_s],    w = p(x, z) / q(z),    ELBO ≤ L_S ≤ log p(x)
         ∇L_S ≈ Σ_s (L_S − L_S^{−s}) ∇log q(z^s) + Σ_s (w_s / Σ_r w_r) ∇log w_s
 
-    `L_S^{−s}` is the bound with `w_s` replaced by the geometric mean of the others. Plates that hold every site are
-    taken apart: each of their elements has a bound of its own, and the loss is minus their sum.
+    `L_S^{−s}` is the bound with `w_s` replaced by the geometric mean of the others. In plates that hold every site,
+    each element has a bound of its own, and the loss is minus their sum.
 
     Args:
         num_particles: `S`, at least 2.
@@ -190,12 +187,12 @@ class VimcoELBO(MultiParticleELBO):
                     "not; put all sites into it, or use `LeaveOneOutELBO`."
                 )
         log_weight = jnp.asarray(sum(_sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms))
-        # The bound is of weights as they are: what scales all sites alike, such as a mean over data, scales the bound.
+        # The bound is of unscaled weights. A scale that all sites share, such as a mean over data, scales the bound.
         scale = _common_scale([term.scale for term in terms], math.prod(shared.values(), start=1.0), log_weight.shape)
         scores = [_sum_to(shared, _slope_only(term.score), term.plates) for term in terms if term.score is not None]
         return log_weight / scale, sum(scores, start=jnp.zeros_like(log_weight)), jnp.asarray(scale)
 
-    def _bound(self, particles: tuple[Array, Array, Array]) -> Array:
+    def _bound(self, particles: tuple[Array, Array, Array]) -> Scalar:
         log_weights, score, scales = particles
         count = self.num_particles
         bound = logsumexp(log_weights, axis=0, keepdims=True) - jnp.log(count)
@@ -211,7 +208,7 @@ class VimcoELBO(MultiParticleELBO):
         return jnp.sum(scales[0] * (bound[0] + surrogate))
 
 
-def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Term]:
+def _terms(model_trace: Trace, guide_trace: Trace) -> list[_Term]:
     terms = []
     for sign, trace in ((1.0, model_trace), (-1.0, guide_trace)):
         for site in trace.values():
@@ -230,17 +227,17 @@ def _terms(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> list[_Te
     return terms
 
 
-def _sum_within(plates: _Plates, log_prob: Any) -> Array:
-    """Sum over the axes that are no plate's."""
+def _sum_within(plates: _Plates, log_prob: Array | float) -> Array:
+    """Sum over the axes that belong to no plate."""
     log_prob, kept = jnp.asarray(log_prob), {axis for _, axis in plates}
     within = tuple(axis for axis in range(-log_prob.ndim, 0) if axis not in kept)
     return jnp.sum(log_prob, axis=within, keepdims=True)
 
 
 def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
-    """Sum over the plates that are not in `target`; of the axes those of `target` are left, some perhaps of length 1.
+    """Sum over the plates that are not in `target`, and keep the axes of `target`, some perhaps of length 1.
 
-    An element of a plate can reach every element of a plate that it does not share, wherever its axis is.
+    An element of a plate can influence every element of a plate that it does not share, wherever its axis is.
     """
     gone = tuple(axis for name, axis in plates if (name, axis) not in target and -axis <= value.ndim)
     value = jnp.sum(value, axis=gone, keepdims=True)
@@ -248,8 +245,8 @@ def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
     return value.reshape(value.shape[max(0, value.ndim - depth) :])
 
 
-def _common_scale(scales: list[Any], of_plates: float, shape: tuple[int, ...]) -> Any:
-    """What scales all sites alike, a number or one for each element of the shared plates; else that of the plates."""
+def _common_scale(scales: list[Array | float], of_plates: float, shape: tuple[int, ...]) -> Array | float:
+    """The scale that all sites share, a number or one for each element of the shared plates; else the plates' own."""
     first = scales[0]
     if all(isinstance(scale, int | float) for scale in scales):
         return first if all(scale == first for scale in scales) else of_plates

@@ -1,5 +1,24 @@
 """Door 2: constraints in NumPyro's SVI."""
 
-from proxvi.svi.proximity_svi import ACTIVE, ProximitySVI, ProximitySVIState, Skipped, stays_finite
+from proxvi.svi._nonfinite import Skipped, guarded_update, raise_if_stopped, stays_finite
+from proxvi.svi.proximity_svi import (
+    ACTIVE,
+    ProximitySVI,
+    ProximitySVIState,
+    warn_if_held,
+    warn_if_unweighted,
+    with_loss,
+)
 
-__all__ = ["ACTIVE", "ProximitySVI", "ProximitySVIState", "Skipped", "stays_finite"]
+__all__ = [
+    "ACTIVE",
+    "ProximitySVI",
+    "ProximitySVIState",
+    "Skipped",
+    "guarded_update",
+    "raise_if_stopped",
+    "stays_finite",
+    "warn_if_held",
+    "warn_if_unweighted",
+    "with_loss",
+]

@@ -1,9 +1,10 @@
-"""Door 2: NumPyro's SVI with a proximity constraint."""
+"""`ProximitySVI`: NumPyro's `SVI` with constraints."""
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,40 +12,21 @@ import numpy as np
 import tqdm
 from jax import Array
 from jax.core import Tracer
-from numpyro.infer import SVI
+from numpyro.infer import ELBO, SVI
 from numpyro.infer.svi import SVIRunResult
 from numpyro.optim import Minimize
 
+from proxvi._typing import Guide, Model, Params, ParamTree, Scalar
 from proxvi._validation import check_integer
-from proxvi.constraints import Proximity, share
-from proxvi.estimators import TemperedELBO
-from proxvi.svi._penalised import Penalised
+from proxvi.constraints import Proximity, share_of_gradient
+from proxvi.estimators import as_scheduled
+from proxvi.svi._nonfinite import Skipped, guarded_update, is_finite, raise_if_stopped, stays_finite
+from proxvi.svi._objective import Objective, StepInputs, StepOutputs, statistic_arguments
 from proxvi.transforms import ProximityState
 
-__all__ = ["ProximitySVI", "ProximitySVIState", "Skipped"]
+__all__ = ["ProximitySVI", "ProximitySVIState"]
 
 ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
-
-
-class Skipped(NamedTuple):
-    """Steps that were not taken because the loss or a gradient was not finite.
-
-    Attributes:
-        total: how many, ever.
-        in_a_row: how many, up to the latest step; 0 after a good one.
-        step: at which the latest row began, counting from 0 over good and bad.
-        parameter: that went bad first then, as an index into the sorted names; −1 if it was the loss, −2 if it was the
-            state of the optimiser or of a constraint.
-
-    Example:
-        >>> Skipped(total=3, in_a_row=0, step=17, parameter=-1).total
-        3
-    """
-
-    total: Any
-    in_a_row: Any
-    step: Any
-    parameter: Any
 
 
 class ProximitySVIState(NamedTuple):
@@ -59,12 +41,12 @@ class ProximitySVIState(NamedTuple):
         first_loss: `|ELBO_0|`, the unit of the temperature in deterministic annealing.
     """
 
-    optim_state: Any
-    mutable_state: Any
-    rng_key: Any
+    optim_state: tuple[Array, Any]
+    mutable_state: Params | None
+    rng_key: Array
     constraints: tuple[ProximityState, ...]
     skipped: Skipped
-    first_loss: Any
+    first_loss: Scalar
 
 
 class ProximitySVI(SVI):
@@ -72,14 +54,14 @@ class ProximitySVI(SVI):
 
         minimise  −ELBO(λ) + Σ k_t · d(f(λ̃_t), f(λ))
 
-    A statistic is a function of the guide's distributions, a dictionary by site name; point masses, such as those with
-    which autoguides hand values on, are left out. It is given what else its arguments name: `prior` (the model's
+    A statistic is a function of the guide's distributions, a dictionary by site name. Point masses are excluded. Choose
+    a site by `lambda q: entropy(q["z"])`. A statistic may take three more arguments, by name: `prior` (the model's
     distributions at the same sites, so `kl_to_prior` works as it is), `params` (the guide's, for `orthogonal`) and
-    `key` (for Monte Carlo estimates). Choose a site by `lambda q: entropy(q["z"])`.
+    `key` (for Monte Carlo estimates).
 
     `losses` and `evaluate` are the true −ELBO (with `VimcoELBO` its own, tighter bound), never the penalised one. In
-    `run` and `stable_update` a step whose loss or gradient is not finite leaves parameters, optimiser and references as
-    they were and is counted; `run` stops with an error after `max_skipped_in_a_row` of them.
+    `run` and `stable_update` a step whose loss or gradient is not finite is skipped and counted: parameters, optimiser
+    and references stay as they were. `run` stops with an error after `max_skipped_in_a_row` of them.
 
     Args:
         model: as in NumPyro.
@@ -106,10 +88,10 @@ class ProximitySVI(SVI):
 
     def __init__(
         self,
-        model: Callable[..., Any],
-        guide: Callable[..., Any],
+        model: Model,
+        guide: Guide,
         optim: Any,
-        loss: Any,
+        loss: ELBO,
         proximity: Proximity | Sequence[Proximity],
         **static_kwargs: Any,
     ) -> None:
@@ -126,17 +108,11 @@ class ProximitySVI(SVI):
                 "use an Optax optimiser."
             )
         self.constraints = tuple(constraints)
-        self._objective = Penalised(model, guide, loss, self.constraints, static_kwargs)
-
-    def with_loss(self, loss: Any) -> "ProximitySVI":
-        """The same with another ELBO."""
-        other = copy.copy(self)
-        other.loss = loss
-        other._objective = self._objective.with_loss(loss)
-        return other
+        self._statistic_arguments = statistic_arguments(self.constraints)
+        self._initialised: Objective | None = None
 
     def init(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any
+        self, rng_key: Array, *args: Any, init_params: Params | None = None, **kwargs: Any
     ) -> ProximitySVIState:
         """Get the initial state; signature as in NumPyro.
 
@@ -153,13 +129,24 @@ class ProximitySVI(SVI):
             )
         state = super().init(rng_key, *args, init_params=init_params, **kwargs)
         params = self.optim.get_params(state.optim_state)
-        self._objective.bind(cast(Any, self.constrain_fn), params, state.mutable_state, args, kwargs)
-        constraints = self._objective.start(params, state.mutable_state, args, kwargs)
-        first_loss = jnp.zeros(())
-        if isinstance(self.loss, TemperedELBO) and self.loss.relative:
-            first_loss = jnp.abs(self.evaluate(state, *args, **kwargs))
-        none = jnp.zeros((), jnp.int32)
-        return ProximitySVIState(*state, constraints, Skipped(none, none, none, none - 1), first_loss)
+        inputs = self._inputs(state, jax.random.key(0), args, kwargs)  # only names and shapes are asked for
+        loss, constrain = as_scheduled(self.loss), self.constrain_fn
+        assert constrain is not None  # `SVI.init` has set it
+        objective = Objective(self.model, self.guide, loss, self.constraints, self._statistic_arguments, constrain)
+        self._initialised = objective.bind(params, inputs)
+        constraints = self._initialised.init(params, inputs)
+        first_loss = jnp.abs(self.evaluate(state, *args, **kwargs)) if loss.relative else jnp.zeros(())
+        return ProximitySVIState(*state, constraints, Skipped.none(), first_loss)
+
+    @property
+    def objective(self) -> Objective:
+        """What `init` has made of the model, the guide, the loss and the constraints."""
+        if self._initialised is None:
+            raise ValueError(
+                "`svi_state` must come from `init` or `run` of this ProximitySVI, got one before either was called; "
+                "call `init` first."
+            )
+        return self._initialised
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
@@ -173,51 +160,51 @@ class ProximitySVI(SVI):
     def stable_update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> tuple[ProximitySVIState, Array]:
-        """Take one step, unless something is not finite: then all stays as it was, and it is counted.
+        """Take one step, unless something is not finite: then all stays as it was, and the step is counted.
 
         That is: the loss, a gradient, or anything that later steps would read (a moment of the optimiser, say).
         """
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
         state = state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss))
-        finite = jnp.stack([_is_finite(grads[name]) for name in sorted(grads)])
+        finite = jnp.stack([is_finite(grads[name]) for name in sorted(grads)])
         good = jnp.all(finite) & jnp.isfinite(loss) & stays_finite(svi_state, state)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), state, svi_state)
-        skipped = _counted(svi_state, good, finite, loss)
+        step = svi_state.optim_state[0] + svi_state.skipped.total  # the optimiser counts only the good ones
+        skipped = svi_state.skipped.count_step(good, step, finite, loss)
         return kept._replace(rng_key=state.rng_key, skipped=skipped, first_loss=state.first_loss), loss
 
-    def guarded_update(self, svi_state: Any, *args: Any, **kwargs: Any) -> tuple[ProximitySVIState, Array]:
-        """`stable_update`, until `max_skipped_in_a_row` steps were bad: from then on nothing changes any more."""
-        stopped = svi_state.skipped.in_a_row >= self.max_skipped_in_a_row
-        after, loss = self.stable_update(svi_state, *args, **kwargs)
-        return jax.tree.map(lambda new, old: jnp.where(stopped, old, new), after, svi_state), loss
+    def _inputs(self, svi_state: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepInputs:
+        inputs = StepInputs(
+            key, args, {**kwargs, **self.static_kwargs}, svi_state.mutable_state, svi_state.optim_state[0]
+        )
+        if isinstance(svi_state, ProximitySVIState):  # and not yet NumPyro's, as in `init`
+            inputs = inputs._replace(constraints=svi_state.constraints, first_loss=svi_state.first_loss)
+        return inputs
 
     def _gradient(
-        self, svi_state: Any, args: Any, kwargs: Any, forward_mode_differentiation: bool
-    ) -> tuple[Array, Any, ProximitySVIState]:
-        """The true loss, the gradient of the penalised one, and the next state but for the optimiser's."""
+        self, svi_state: Any, args: tuple[Any, ...], kwargs: dict[str, Any], forward_mode_differentiation: bool
+    ) -> tuple[Array, ParamTree, ProximitySVIState]:
+        """The true loss, the gradient of the objective, and the next state but for the optimiser's."""
         rng_key, step_key = jax.random.split(svi_state.rng_key)
-        params = self.optim.get_params(svi_state.optim_state)
-
-        def objective(params: dict[str, Any]) -> tuple[Array, Any]:
-            return self._objective(params, svi_state, step_key, args, kwargs)
-
+        params, objective = self.optim.get_params(svi_state.optim_state), self.objective
+        inputs = self._inputs(svi_state, step_key, args, kwargs)
+        done: StepOutputs
         if forward_mode_differentiation:
-            grads, aux = jax.jacfwd(objective, has_aux=True)(params)
+            grads, done = jax.jacfwd(lambda p: objective(p, inputs), has_aux=True)(params)
         else:
-            (_, aux), grads = jax.value_and_grad(objective, has_aux=True)(params)
-        loss, mutable_state, constraints = aux
+            (_, done), grads = jax.value_and_grad(lambda p: objective(p, inputs), has_aux=True)(params)
         first_loss = svi_state.first_loss
-        if isinstance(self.loss, TemperedELBO) and self.loss.relative:  # of the first batch, or the first that has one
-            first_loss = jnp.where(jnp.isfinite(first_loss), first_loss, jnp.abs(loss))
+        if objective.loss.relative:  # of the first batch that has a finite one
+            first_loss = jnp.where(jnp.isfinite(first_loss), first_loss, jnp.abs(done.loss))
         state = svi_state._replace(
-            mutable_state=mutable_state, rng_key=rng_key, constraints=constraints, first_loss=first_loss
+            mutable_state=done.mutable_state, rng_key=rng_key, constraints=done.constraints, first_loss=first_loss
         )
-        return loss, grads, state
+        return done.loss, grads, state
 
     def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Array:
         """Minus the true ELBO, with the samples of the next step; signature as in NumPyro."""
         plain = copy.copy(self)
-        plain.loss = self._objective.estimator
+        plain.loss = as_scheduled(self.loss).elbo
         return SVI.evaluate(plain, svi_state, *args, **kwargs)
 
     def measure_share(
@@ -227,59 +214,61 @@ class ProximitySVI(SVI):
         forward_mode_differentiation: bool = False,
         **kwargs: Any,
     ) -> ProximitySVIState:
-        """Fill in the telemetry what share of the gradient each constraint would have in the next step.
+        """Measure what share of the gradient each constraint would have in the next step, for the telemetry.
 
             share = ‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)
 
-        It takes a gradient for each constraint apart, about another step each, so `update` does not do it; `run` does
-        at its end.
+        It takes one more gradient for each constraint, about the time of a step, so `update` does not do it. `run` does
+        it at its end.
 
         Args:
-            svi_state: as in `update`; nothing but the telemetry changes.
+            svi_state: as in `update`; only its telemetry changes.
             args: as in `update`.
             forward_mode_differentiation: as in `update`.
             kwargs: as in `update`.
 
         Returns:
-            The state; `proxvi.telemetry` reads the shares off it.
+            The state, from which `proxvi.telemetry` reads the shares.
         """
-        if not self._objective.active:
+        objective = self.objective
+        if not objective.active:
             return svi_state
-        _, rest, after = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
+        loss, rest, after = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
         _, step_key = jax.random.split(svi_state.rng_key)  # as in the step
+        inputs = self._inputs(svi_state, step_key, args, kwargs)
 
-        def distance(params: dict[str, Any], i: int) -> Array:
-            return self._objective.distance(i, params, svi_state, step_key, args, kwargs)[0]
+        def distance(params: Params, i: int) -> Array:
+            return objective.constraint_step(i, params, inputs, loss)[0]
 
         params = self.optim.get_params(svi_state.optim_state)
-        strengths = {i: after.constraints[i].telemetry.magnitude for i in self._objective.active}
+        magnitudes = {i: after.constraints[i].telemetry.magnitude for i in objective.active}
         derivative = jax.jacfwd if forward_mode_differentiation else jax.grad
-        slopes = {i: derivative(distance)(params, i) for i in strengths}
+        slopes = {i: derivative(distance)(params, i) for i in magnitudes}
         for i, slope in slopes.items():
-            rest = jax.tree.map(lambda g, c, k=strengths[i]: g - k * c, rest, slope)
+            rest = jax.tree.map(lambda g, c, k=magnitudes[i]: g - k * c, rest, slope)
         constraints = list(svi_state.constraints)
         for i, slope in slopes.items():
-            report = constraints[i].telemetry._replace(share=share(rest, strengths[i], slope))
-            constraints[i] = constraints[i]._replace(telemetry=report)
+            share = share_of_gradient(rest, jnp.asarray(magnitudes[i]), slope)
+            constraints[i] = constraints[i]._replace(telemetry=constraints[i].telemetry._replace(share=share))
         return svi_state._replace(constraints=tuple(constraints))
 
     def run(
         self,
-        rng_key: Any,
+        rng_key: Array,
         num_steps: int,
         *args: Any,
         progress_bar: bool = True,
         stable_update: bool = False,
         forward_mode_differentiation: bool = False,
         init_state: Any = None,
-        init_params: Any = None,
+        init_params: Params | None = None,
         **kwargs: Any,
     ) -> SVIRunResult:
         """Run `num_steps` steps in compiled chunks; signature and result as in NumPyro.
 
-        A chunk in which something was not finite is run again from its start with `stable_update`, so nothing that is
-        not finite gets into the result, and the others cost nothing. `stable_update=True` guards every chunk. Within
-        `vmap` or `jit` nothing is shown or raised: look at `result.state.skipped` and `telemetry(result.state)`.
+        A chunk in which something was not finite is run again from its start with `stable_update`. So the result is
+        finite, and other chunks cost nothing more. `stable_update=True` guards every chunk. Within `vmap` or `jit`
+        nothing is shown or raised: look at `result.state.skipped` and `telemetry(result.state)`.
 
         Raises:
             FloatingPointError: after `max_skipped_in_a_row` steps in a row that were not finite.
@@ -298,10 +287,10 @@ class ProximitySVI(SVI):
             return self.update(state, *args, **options)
 
         def stable_step(state: Any, _: None) -> tuple[Any, Array]:
-            return self.guarded_update(state, *args, **options)
+            return guarded_update(self, state, *args, **options)
 
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, args, kwargs))):
-            # Within `vmap` or `jit` nobody can look at a value: every step is guarded, and `skipped` tells afterwards.
+            # Within `vmap` or `jit` values are not known: guard every step, and tell by `skipped` afterwards.
             state, losses = jax.lax.scan(stable_step, state, None, num_steps)
             return SVIRunResult(self.get_params(state), self.measure_share(state, *args, **options), losses)
 
@@ -316,93 +305,60 @@ class ProximitySVI(SVI):
                 state = after
                 losses.append(chunk_losses)
                 done += length
-                self.check_skipped(state)
+                raise_if_stopped(self, state)
                 bar.update(length)
                 if progress_bar:
                     bar.set_postfix_str(f"loss: {float(np.nanmean(chunk_losses)):.4f}", refresh=False)
-        if self._objective.active:  # compiled, as the steps are
+        if self.objective.active:  # compiled, as the steps are
             state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **options), None), state, None, 1)
-        self.warn_if_held(state)
+        warn_if_held(self, state)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
-    def warn_if_held(self, state: ProximitySVIState) -> None:
-        """Say so if a constraint, when its share was last measured, made up more than 1% of the gradient."""
-        for constraint, kept in zip(self.constraints, state.constraints, strict=True):
-            report = jax.device_get(kept.telemetry)
-            if report.share > ACTIVE:
-                name = getattr(constraint.statistic, "__name__", "statistic")
-                warnings.warn(
-                    f"the constraint on `{name}` still makes up {100 * report.share:.0f}% of the gradient at the end, "
-                    f"at magnitude {report.magnitude:.2g}: this is not yet an optimum of the ELBO. Let `magnitude` "
-                    "decay to nothing within the run, as `optax.exponential_decay(1.0, num_steps, 1e-10)` does.",
-                    stacklevel=3,
-                )
 
-    def warn_if_unweighted(self, state: ProximitySVIState, rows: int, *batch: Any) -> None:
-        """Say aloud if the prior of what all rows share meets the likelihood of a batch that does not stand for all."""
-        size = np.shape(jax.tree.leaves(batch)[0])[0]
-        if size == rows:
-            return
-        params = self.optim.get_params(state.optim_state)
-        shared, unweighted = self._objective.unweighted(params, state.mutable_state, batch, size)
-        if shared and unweighted:
+def with_loss(svi: ProximitySVI, loss: ELBO) -> ProximitySVI:
+    """An initialised `svi` with another estimator of the ELBO."""
+    other = copy.copy(svi)
+    other.loss = loss
+    other._initialised = replace(svi.objective, loss=as_scheduled(loss))
+    return other
+
+
+def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
+    """Warn if a constraint, when its share was last measured, made up more than 1% of the gradient."""
+    for constraint, kept in zip(svi.constraints, state.constraints, strict=True):
+        report = jax.device_get(kept.telemetry)
+        if report.share > ACTIVE:
+            name = getattr(constraint.statistic, "__name__", "statistic")
             warnings.warn(
-                f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
-                f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
-                f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
-                stacklevel=4,
-            )
-
-    def check_skipped(self, state: ProximitySVIState) -> None:
-        """Raise `FloatingPointError` if the latest `max_skipped_in_a_row` steps were not finite."""
-        skipped = jax.device_get(state.skipped)
-        if skipped.in_a_row >= self.max_skipped_in_a_row:
-            names = sorted(self.optim.get_params(state.optim_state))
-            what = {-1: "the loss", -2: "the state of the optimiser"}.get(int(skipped.parameter))
-            what = what or f"the gradient of `{names[skipped.parameter]}`"
-            raise FloatingPointError(
-                f"{what} was not finite at step {skipped.step}, nor any step since: {skipped.in_a_row} in a row, where "
-                f"`max_skipped_in_a_row` allows {self.max_skipped_in_a_row - 1}. The parameters are as before them. "
-                "Lower the learning rate, clip the gradient, or look at the model for a logarithm of 0."
+                f"the constraint on `{name}` still makes up {100 * report.share:.0f}% of the gradient at the end, "
+                f"at magnitude {report.magnitude:.2g}: this is not yet an optimum of the ELBO. Let `magnitude` "
+                "decay to nothing within the run, as `optax.exponential_decay(1.0, num_steps, 1e-10)` does.",
+                stacklevel=3,
             )
 
 
-def stays_finite(before: ProximitySVIState, after: ProximitySVIState) -> Array:
-    """Whether no array that later steps read has become not finite; a best loss so far is infinite to begin with."""
-    became = [
-        _is_finite(old) & ~_is_finite(new)
-        for old, new in zip(*(jax.tree.leaves(_read_later(state)) for state in (before, after)), strict=True)
-    ]
-    return ~jnp.any(jnp.stack(became))
+def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, batch: tuple[Any, ...]) -> None:
+    """Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small."""
+    size = np.shape(jax.tree.leaves(batch)[0])[0]
+    if size == rows:
+        return
+    params, shared, unweighted = svi.optim.get_params(state.optim_state), [], []
 
+    def look(key: Array) -> None:
+        inputs = svi._inputs(state, key, batch, {})
+        for name, site in svi.objective.model_trace(params, inputs).items():
+            if site["type"] == "sample":
+                of_rows = size in jnp.shape(site["value"])
+                if not site["is_observed"] and not of_rows:
+                    shared.append(name)
+                elif site["is_observed"] and of_rows and site["scale"] is None:
+                    unweighted.append(name)
 
-def _read_later(state: ProximitySVIState) -> Any:
-    return state.optim_state, state.mutable_state, [c.constraint for c in state.constraints]
-
-
-def _is_finite(tree: Any) -> Array:
-    """Whether all leaves are finite: a sum is not, if one entry is not."""
-
-    def total(x: Array) -> Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:  # keys and counters
-            return jnp.zeros(())
-        # A product with ones runs at memory speed on CPU, where a reduction takes ten times as long.
-        rows = jnp.reshape(x, (-1, x.shape[-1] if x.ndim else 1))
-        wide = jnp.promote_types(x.dtype, jnp.float32)  # the sum of finite float16 may not be finite
-        return jnp.sum(jnp.matmul(rows, jnp.ones(rows.shape[-1], x.dtype), preferred_element_type=wide))
-
-    return jnp.isfinite(sum((total(x) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))
-
-
-def _counted(svi_state: Any, good: Array, finite: Array, loss: Array) -> Skipped:
-    before = svi_state.skipped
-    step = svi_state.optim_state[0] + before.total  # good steps, which the optimiser counts, and bad ones
-    begins = ~good & (before.in_a_row == 0)
-    elsewhere = jnp.where(jnp.isfinite(loss), -2, -1)
-    parameter = jnp.where(jnp.all(finite), elsewhere, jnp.argmin(finite))
-    return Skipped(
-        before.total + ~good,
-        jnp.where(good, 0, before.in_a_row + 1),
-        jnp.where(begins, step, before.step).astype(before.step.dtype),
-        jnp.where(begins, parameter, before.parameter).astype(before.parameter.dtype),
-    )
+    jax.eval_shape(look, jax.random.key(0))
+    if shared and unweighted:
+        warnings.warn(
+            f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
+            f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
+            f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
+            stacklevel=4,
+        )

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proxvi._validation import common_length
-from proxvi.svi import ProximitySVI, stays_finite
+from proxvi.svi import ProximitySVI, guarded_update, stays_finite, warn_if_unweighted
 from proxvi.training._batches import Arrays, Stream, digest, is_key, local, signature
 
 
@@ -59,10 +60,10 @@ class Run:
             self._first = multihost_utils.broadcast_one_to_all(self._first)
         self.state = self.place(svi.init(init_key, *self._first))
         if batch_size is not None:
-            svi.warn_if_unweighted(self.state, common_length("data", data, "it is the rows' axis"), *self._first)
+            warn_if_unweighted(svi, self.state, common_length("data", data, "it is the rows' axis"), self._first)
         options: dict[str, Any] = {} if mesh is None else {"out_shardings": self._everywhere()}
         self._plain = jax.jit(lambda *args: self._advance(svi.update, *args), **options)
-        self._guarded = jax.jit(lambda *args: self._advance(svi.guarded_update, *args), **options)
+        self._guarded = jax.jit(lambda *args: self._advance(partial(guarded_update, svi), *args), **options)
         self._evaluate = jax.jit(lambda state, key, data: -svi.evaluate(state._replace(rng_key=key), *data))
 
     def _advance(

@@ -19,8 +19,8 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 
 from proxvi._validation import check_integer
-from proxvi.estimators import OrderedTraceELBO, TemperedELBO
-from proxvi.svi import ACTIVE, ProximitySVI
+from proxvi.estimators import OrderedTraceELBO, ScheduledELBO
+from proxvi.svi import ACTIVE, ProximitySVI, raise_if_stopped, warn_if_held
 from proxvi.training._chunks import Run
 from proxvi.training._watch import Clock, Record, agree, signals
 from proxvi.training.checkpoints import Checkpoints
@@ -131,7 +131,11 @@ def fit(
     if run.svi is not svi:  # so that the caller's own reads the result, and can go on with it
         svi.constrain_fn = run.svi.constrain_fn
         if isinstance(svi, ProximitySVI):
-            svi._objective = run.svi._objective.with_loss(svi.loss)
+            from dataclasses import replace
+
+            from proxvi.estimators import as_scheduled
+
+            svi._initialised = replace(run.svi.objective, loss=as_scheduled(svi.loss))
     clock, record = Clock(report_every), Record(metrics_file, callback)
     losses = np.empty(num_steps, jnp.result_type(float))
     step, stop, notes = 0, False, {"best": None, "waited": 0, "seconds": 0.0}
@@ -178,7 +182,7 @@ def fit(
             losses[step : step + length] = losses_now
             step += length
             bar.update(length)
-            run.svi.check_skipped(run.state)
+            raise_if_stopped(run.svi, run.state)
             if step % report_every == 0 or step == num_steps:
                 since = (step - 1) // report_every * report_every
                 metrics = {"elbo": -_mean(losses[since:step]), **run.telemetry(), "steps_per_second": clock.rate}
@@ -207,7 +211,7 @@ def fit(
             if stop or told:
                 LOG.warning("told to stop: saved step %d of %d to %s", step, num_steps, folder.folder)
                 raise KeyboardInterrupt if signal.SIGINT in told else SystemExit(128 + signal.SIGTERM)
-    run.svi.warn_if_held(run.state)
+    warn_if_held(run.svi, run.state)
     return SVIRunResult(run.svi.get_params(run.state), run.state, jnp.asarray(losses[:step]))
 
 
@@ -226,16 +230,18 @@ def _reproducible(svi: Any) -> ProximitySVI:
         svi = ProximitySVI(svi.model, svi.guide, svi.optim, svi.loss, (), **svi.static_kwargs)
     if not isinstance(svi, ProximitySVI):
         raise TypeError(f"`svi` must be a ProximitySVI or NumPyro's SVI, got {type(svi).__name__}; make one of it.")
-    loss = svi.loss.elbo if isinstance(svi.loss, TemperedELBO) else svi.loss
+    loss = svi.loss.elbo if isinstance(svi.loss, ScheduledELBO) else svi.loss
     if type(loss) is not Trace_ELBO or not loss.sum_sites:
         return svi
     ordered = copy.copy(loss)
     ordered.__class__ = OrderedTraceELBO
-    if isinstance(svi.loss, TemperedELBO):
+    if isinstance(svi.loss, ScheduledELBO):
         tempered = copy.copy(svi.loss)
         tempered.elbo = ordered
         ordered = tempered
-    return svi.with_loss(ordered)
+    svi = copy.copy(svi)
+    svi.loss = ordered
+    return svi
 
 
 def _mean(losses: np.ndarray) -> float:

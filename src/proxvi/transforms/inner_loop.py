@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper: each step solved by an inner loop, as an Optax optimiser to compare Algorithm 2 with."""
+"""Algorithm 1 of the paper, which solves for each step by an inner loop, as an Optax optimiser."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,8 +9,9 @@ import optax
 from jax import Array
 
 from proxvi._arguments import Arguments, check_call, check_parameters
+from proxvi._typing import Int, ParamTree, Scalar, Tree
 from proxvi._validation import check_integer, check_number
-from proxvi.constraints import ConstraintState, Proximity, Telemetry, add, share
+from proxvi.constraints import ConstraintState, Proximity, Telemetry, add, share_of_gradient
 
 __all__ = ["InnerLoopState", "proximity_inner_loop"]
 
@@ -22,26 +23,26 @@ class InnerLoopState(NamedTuple):
         constraint: what the next step needs.
         key: for the noise of the next step.
         telemetry: what the latest step did, at the point where the inner loop ended.
-        iterations: of the latest inner loop.
-        residual: its last change of any parameter; above the tolerance where the loop ran into its cap.
+        iterations: number of iterations of the latest inner loop.
+        residual: its last change of any parameter; above the tolerance if the loop reached `max_iterations`.
     """
 
     constraint: ConstraintState
     key: Array
     telemetry: Telemetry
-    iterations: Array
-    residual: Array
+    iterations: Int[Array, ""]
+    residual: Scalar
 
 
 class _Inner(NamedTuple):
-    """What the inner loop carries: `λ' − λ_t`, `∇d` and `−ρU` there, `η/ρ`, and how far it is."""
+    """What the inner loop carries."""
 
-    step: Any
-    slope: Any
-    merit: Array
-    mix: Array
-    iteration: Array
-    change: Array
+    step: ParamTree  # λ' − λ_t
+    slope: ParamTree  # ∇d there
+    merit: Scalar  # −ρU there
+    mix: Scalar  # η/ρ
+    iteration: Int[Array, ""]
+    change: Scalar  # the largest of any parameter, in the latest iteration
 
 
 def proximity_inner_loop(
@@ -53,16 +54,16 @@ def proximity_inner_loop(
     inner_learning_rate: float | None = None,
     tolerance: float = 1e-6,
     max_iterations: int = 100,
-    example: Mapping[str, Any] | None = None,
+    example: Mapping[str, Tree] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Solve for each step by an inner loop: proximity variational inference as first stated (Algorithm 1).
 
         U(λ') = ∇L(λ_t)ᵀ(λ' − λ_t) − ‖λ' − λ_t‖² / 2ρ − k_t · d(f(λ̃_t), f(λ'))        with L = ELBO
         λ' ← λ_t + noise,  then  λ' ← λ' + η ∇U(λ')  until it rests;  λ_{t+1} = λ'
 
-    It is a whole optimiser, not a link. With `k = 0` it is gradient descent. The paper's inner step is `η = ρ`; a step
-    that lowers `U` is taken back and tried with half the `η`, without which the loop diverges where `d ∘ f` curves
-    by more than 1/ρk, and at every kink of the inverse Huber distance.
+    It is a whole optimiser, not a link. With `k = 0` it is gradient descent. The paper's inner step is `η = ρ`. Here a
+    step that lowers `U` is taken back and `η` is halved. Without that, the loop diverges where `d ∘ f` curves by more
+    than 1/ρk, and at every kink of the inverse Huber distance.
 
     Args:
         key: for the noise that each inner loop starts from.
@@ -72,7 +73,7 @@ def proximity_inner_loop(
         noise: standard deviation of the start around `λ_t`.
         inner_learning_rate: `η` to begin with, `ρ` at most; None takes `ρ`.
         tolerance: the loop ends when no parameter changes by more than this.
-        max_iterations: of the inner loop.
+        max_iterations: the most iterations of one inner loop.
         example: as for `proximity`.
 
     Returns:
@@ -106,7 +107,7 @@ def proximity_inner_loop(
     check_integer("max_iterations", max_iterations, remedy="1 is one gradient step")
     arguments = Arguments.of(constraint.statistic, example)
 
-    def init(params: Any) -> InnerLoopState:
+    def init(params: ParamTree) -> InnerLoopState:
         check_parameters(params)
         return InnerLoopState(
             constraint.init(params, lambda: arguments.describe(constraint.statistic, params)),
@@ -116,24 +117,24 @@ def proximity_inner_loop(
             jnp.zeros(()),
         )
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, InnerLoopState]:
+    def update(
+        updates: ParamTree, state: Any, params: ParamTree = None, **extra: Any
+    ) -> tuple[ParamTree, InnerLoopState]:
         check_call(updates, params, extra, relative=constraint.relative)
         at = arguments.bind(constraint.statistic, params, extra)
         before = state.constraint
-        magnitude, first_loss = constraint.strength(before, extra.get("value"))
         # λ_t is in the past of the new iterate, so the reference takes it in before it is read.
-        value = at(params)
-        reference = constraint.reference.fold(before.reference, params, value, before.step)
-        after = constraint.advance(before, first_loss, reference)
-        target = constraint.reference.read(reference, at, value, after.step)
+        target, magnitude, after = constraint.advance(
+            before, params, at(params), at, extra.get("value"), read_first=False
+        )
 
         rate: Any = learning_rate(before.step) if callable(learning_rate) else learning_rate
         largest: Any = 1.0 if inner_learning_rate is None else jnp.minimum(inner_learning_rate / rate, 1.0)
 
-        def apart(step: Any) -> Array:
-            return constraint.apart(target, at(optax.apply_updates(params, step)))
+        def distance_after(step: ParamTree) -> Scalar:
+            return constraint.distance_to(target, at(optax.apply_updates(params, step)))
 
-        def merit(step: Any, distance: Array) -> Array:
+        def merit(step: ParamTree, distance: Scalar) -> Scalar:
             """−ρ U, to be minimised; the factor ρ keeps it finite where a schedule starts at 0."""
             linear, square = optax.tree.vdot(updates, step), optax.tree.vdot(step, step)
             return rate * linear + 0.5 * square + rate * jnp.where(magnitude == 0.0, 0.0, magnitude * distance)
@@ -143,7 +144,7 @@ def proximity_inner_loop(
             # step + η ∇U = (1 − η/ρ) step − (η/ρ) ρ (∇(−L) + k ∇d): exactly −ρ∇(−L) where k = 0 and η = ρ
             mix = carry.mix
             moved = jax.tree.map(lambda s, g: ((1.0 - mix) * s + mix * (-rate * g)).astype(s.dtype), carry.step, pull)
-            distance, slope = jax.value_and_grad(apart)(moved)
+            distance, slope = jax.value_and_grad(distance_after)(moved)
             after = merit(moved, distance)
             change = jax.tree.reduce(jnp.maximum, jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), moved, carry.step))
             # A step that overshoots (at a kink of the distance it always does) is taken back and halved.
@@ -160,14 +161,14 @@ def proximity_inner_loop(
                 change.astype(carry.change.dtype),
             )
 
-        def unfinished(carry: _Inner) -> Array:
+        def is_unfinished(carry: _Inner) -> Array:
             return (carry.iteration < max_iterations) & (carry.change > tolerance)
 
         next_key, noise_key = jax.random.split(state.key)
         start = jax.tree.map(lambda n: noise * n, optax.tree.random_like(noise_key, params, jax.random.normal))
-        distance, slope = jax.value_and_grad(apart)(start)
+        distance, slope = jax.value_and_grad(distance_after)(start)
         ended = jax.lax.while_loop(
-            unfinished,
+            is_unfinished,
             iterate,
             _Inner(
                 start,
@@ -178,8 +179,8 @@ def proximity_inner_loop(
                 jnp.full_like(state.residual, jnp.inf),
             ),
         )
-        report = Telemetry(apart(ended.step), magnitude, share(updates, magnitude, ended.slope))
-        # With a gradient that is not finite no step is better than the noise it began with, which is no step to take.
+        report = Telemetry(distance_after(ended.step), magnitude, share_of_gradient(updates, magnitude, ended.slope))
+        # With a gradient that is not finite the loop would return the noise that it began with: return NaN instead.
         step = jax.tree.map(lambda s: jnp.where(jnp.isfinite(ended.merit), s, jnp.nan).astype(s.dtype), ended.step)
         return step, InnerLoopState(after, next_key, report, ended.iteration, ended.change)
 

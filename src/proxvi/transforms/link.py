@@ -1,27 +1,27 @@
-"""Door 1: the constraint as a link in an Optax chain (Algorithm 2 of the paper)."""
+"""The constraint as a link in an Optax chain (Algorithm 2 of the paper)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from jax import Array
 
 from proxvi._arguments import Arguments, check_call, check_parameters
+from proxvi._typing import Distance, ParamTree, Statistic, Tree
 from proxvi.constraints import (
-    SHARE_EVERY,
     ConstraintState,
     Proximity,
     Reference,
     Telemetry,
     add,
     parameter_average,
-    share,
+    share_of_gradient,
 )
 from proxvi.distances import inverse_huber
 
 __all__ = ["ProximityState", "proximity", "telemetry"]
 
+SHARE_EVERY = 16  # at every step the two norms would be a tenth of the time of a sigmoid belief network's step
 _PAPER_REFERENCE = parameter_average()
 
 
@@ -38,34 +38,33 @@ class ProximityState(NamedTuple):
 
 
 def proximity(
-    statistic: Callable[..., Any],
+    statistic: Statistic,
     *,
-    magnitude: Any,
-    distance: Callable[[Any, Any], Array] = inverse_huber,
+    magnitude: optax.ScalarOrSchedule,
+    distance: Distance = inverse_huber,
     reference: Reference = _PAPER_REFERENCE,
     relative: bool = True,
-    example: Mapping[str, Any] | None = None,
+    example: Mapping[str, Tree] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Keep a statistic close to its past: fast proximity variational inference (Algorithm 2), as a link in a chain.
 
         g ← ∇(−ELBO)(λ_t) + k_t · ∇_λ d(f(λ̃_t), f(λ_t))
 
     Put it before the optimiser. It needs the parameters, and with `relative` the loss:
-    `optimizer.update(grads, state, params, value=loss)`. Several constraints are several links.
+    `optimizer.update(grads, state, params, value=loss)`. For several constraints use several links.
 
     Args:
-        statistic: `f`, a function of the parameters and of whatever else its arguments name: an argument called
-            `batch` is taken from `update(..., batch=batch)`. One with a default other than None keeps it.
-        magnitude: `k`, a number or an Optax schedule of the step. `optax.exponential_decay(1.0, T, 1e-10)` is the
-            paper's `γ^{t/T}` with `γ = 1e-10`. A constant never lets go.
-        distance: `d`, a function of the reference's statistic and the current one.
-        reference: `λ̃`, what is averaged and how long.
-        relative: whether `magnitude` is in units of the first loss seen, `|ELBO_0|`, as in the paper.
+        statistic: `f`, a function of the parameters. Its other arguments are taken by name from `update`: an argument
+            called `batch` from `update(..., batch=batch)`. An argument with a default other than None keeps it.
+        magnitude: as for `Proximity`.
+        distance: as for `Proximity`.
+        reference: as for `Proximity`.
+        relative: as for `Proximity`.
         example: the further arguments of `statistic` by name, as arrays or `jax.ShapeDtypeStruct`. `statistic_average`
             needs them, because Optax's `init` sees only the parameters.
 
     Returns:
-        The transformation. `telemetry(state)` reads off its state what it did.
+        The transformation. `telemetry(state)` reads from its state what it did.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro.distributions as dist, optax, proxvi
@@ -86,40 +85,42 @@ def proximity(
     constraint = Proximity(statistic, magnitude=magnitude, distance=distance, reference=reference, relative=relative)
     arguments = Arguments.of(statistic, example)
 
-    def init(params: Any) -> ProximityState:
+    def init(params: ParamTree) -> ProximityState:
         check_parameters(params)
         return ProximityState(
             constraint.init(params, lambda: arguments.describe(statistic, params)),
             Telemetry.unmeasured(),
         )
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ProximityState]:
+    def update(
+        updates: ParamTree, state: Any, params: ParamTree = None, **extra: Any
+    ) -> tuple[ParamTree, ProximityState]:
         check_call(updates, params, extra, relative=relative)
         at = arguments.bind(statistic, params, extra)
-        magnitude, first_loss = constraint.strength(state.constraint, extra.get("value"))
-        (apart, reference), slope = jax.value_and_grad(
-            lambda p: constraint.measure(state.constraint, p, at(p), at), has_aux=True
-        )(params)
-        after = constraint.advance(state.constraint, first_loss, reference)
-        measured = jax.lax.cond(
+
+        def distance_at(p: ParamTree) -> tuple[Any, Any]:
+            step = constraint.step(state.constraint, p, at(p), at, extra.get("value"))
+            return step.distance, (step.magnitude, step.state)
+
+        (distance, (magnitude, after)), slope = jax.value_and_grad(distance_at, has_aux=True)(params)
+        share = jax.lax.cond(
             state.constraint.step % SHARE_EVERY == 0,
-            lambda: share(updates, magnitude, slope),
+            lambda: share_of_gradient(updates, magnitude, slope),
             lambda: state.telemetry.share,
         )
-        report = Telemetry(apart, magnitude, measured)
-        return add(updates, magnitude, slope), ProximityState(after, report)
+        return add(updates, magnitude, slope), ProximityState(after, Telemetry(distance, magnitude, share))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def telemetry(state: Any) -> tuple[Telemetry, ...]:
-    """Read what each constraint did at the latest step off the state of an optimiser, without computing anything.
+def telemetry(state: Tree) -> tuple[Telemetry, ...]:
+    """Read from the state of an optimiser what each constraint did at the latest step. Nothing is computed.
 
     Args:
         state: the state of an Optax optimiser, or any tree that holds it.
 
     Returns:
-        One `Telemetry` for each constraint, in the order of the chain; none if there is no constraint.
+        One `Telemetry` for each constraint, in the order of the chain.
 
     Example:
         >>> import jax.numpy as jnp, optax, proxvi

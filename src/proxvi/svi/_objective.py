@@ -1,0 +1,292 @@
+"""The objective of `ProximitySVI`, `−ELBO + Σ k d`, with its statistics read off the guide."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+
+from proxvi import _distributions
+from proxvi._arguments import Arguments
+from proxvi._typing import Distance, Distribution, Guide, Int, Model, Params, Scalar, Trace, Tree
+from proxvi._validation import check_statistic
+from proxvi.constraints import Proximity, Telemetry
+from proxvi.estimators import LeaveOneOutELBO, MultiParticleELBO, OrderedTraceELBO, ScheduledELBO, VimcoELBO
+from proxvi.transforms import ProximityState
+
+# These run the guide through `vectorize_particles_fn`, once a particle, so that its distributions can be read there.
+OBSERVABLE = (Trace_ELBO, OrderedTraceELBO, TraceGraph_ELBO, TraceMeanField_ELBO, LeaveOneOutELBO, VimcoELBO)
+FROM_THE_GUIDE = ("prior", "params", "key")  # what a statistic may take beside the distributions
+
+
+class StepInputs(NamedTuple):
+    """What one step depends on, beside the parameters."""
+
+    key: Array
+    args: tuple[Any, ...]  # of the model and the guide
+    kwargs: dict[str, Any]
+    mutable_state: Params | None
+    step: Int[Array, ""]
+    constraints: tuple[ProximityState, ...] = ()
+    first_loss: Scalar | float = 0.0
+
+
+class StepOutputs(NamedTuple):
+    """What one step computes beside its gradient: the true −ELBO, and the next states."""
+
+    loss: Array
+    mutable_state: Params | None
+    constraints: tuple[ProximityState, ...]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`−ELBO(λ) + Σ k_t d(f(λ̃_t), f(λ))` of one model and guide.
+
+    Attributes:
+        model: NumPyro's.
+        guide: NumPyro's.
+        loss: the estimator of the ELBO.
+        constraints: those of the sum.
+        taken: what the statistic of each constraint takes beside the distributions.
+        constrain: maps unconstrained parameters, which everything here takes, to what model and guide ask for.
+        guide_params: names of the guide's parameters, which alone the constraints move.
+        latent_sites: names of the guide's sites, without point masses.
+        active: which constraints are in the program. Without any, the step compiles to NumPyro's own, bit for bit.
+    """
+
+    model: Model
+    guide: Guide
+    loss: ScheduledELBO
+    constraints: tuple[Proximity, ...]
+    taken: tuple[tuple[str, ...], ...]
+    constrain: Callable[[Params], Params]
+    guide_params: tuple[str, ...] = ()
+    latent_sites: tuple[str, ...] = ()
+    active: tuple[int, ...] = ()
+
+    def bind(self, params: Params, inputs: StepInputs) -> "Objective":
+        """The same with the last three attributes, found by a trace of the guide."""
+        found: dict[str, Any] = {"active": tuple(i for i, c in enumerate(self.constraints) if not c.is_off)}
+
+        def look(key: Array) -> None:
+            trace, _ = self._traces(key, self._constrained(params, inputs), inputs, prior=False)
+            found["guide_params"] = tuple(sorted(n for n, s in trace.items() if s["type"] == "param" and n in params))
+            found["latent_sites"] = tuple(name for name, site in trace.items() if _is_spread_out(site))
+
+        jax.eval_shape(look, inputs.key)
+        return replace(self, **found)
+
+    def init(self, params: Params, inputs: StepInputs) -> tuple[ProximityState, ...]:
+        """The constraints' states before the first step."""
+        own, states = self._of_guide(params), []
+        for i, constraint in enumerate(self.constraints):
+            shapes = jax.eval_shape(self._statistic(i, params, inputs), own)
+            check_statistic(shapes)
+            states.append(ProximityState(constraint.init(own, lambda shapes=shapes: shapes), Telemetry.unmeasured()))
+        return tuple(states)
+
+    def __call__(self, params: Params, inputs: StepInputs) -> tuple[Array, StepOutputs]:
+        """`−ELBO + Σ k d`, to be differentiated."""
+        objective, mutable_state, values = self._loss_and_statistics(params, inputs)
+        loss: Any = objective
+        if self.loss.changes_gradient:  # report the true loss, of the same samples
+            constrained = self._constrained(jax.lax.stop_gradient(params), inputs)
+            loss = self.loss.elbo.loss(inputs.key, constrained, self.model, self.guide, *inputs.args, **inputs.kwargs)
+        total, states = jnp.zeros(()), list(inputs.constraints)
+        # The barrier keeps the loss itself in the shape that NumPyro compiles it to, to the last bit.
+        unit = jax.lax.optimization_barrier(jax.lax.stop_gradient(loss))
+        for i in self.active:
+            distance, magnitude, after = self.constraint_step(i, params, inputs, unit, values)
+            total = total + magnitude * distance
+            states[i] = ProximityState(after, Telemetry(distance, magnitude, states[i].telemetry.share))
+        return objective + total, StepOutputs(loss, mutable_state, tuple(states))
+
+    def constraint_step(
+        self, i: int, params: Params, inputs: StepInputs, loss: Array, values: dict[int, Tree] | None = None
+    ) -> tuple[Array, Array, Any]:
+        """Distance, magnitude and next state of the `i`-th constraint; `values` are the statistics, where known."""
+        statistic = self._statistic(i, jax.lax.stop_gradient(params), inputs)
+        own, constraint = self._of_guide(params), self.constraints[i]
+        value = statistic(own) if values is None else values[i]
+        if self.loss.elbo.num_particles > 1 and _holds_distributions(value):
+            constraint = replace(constraint, distance=_mean_over_particles(constraint.distance))
+        return constraint.step(inputs.constraints[i].constraint, own, value, statistic, loss)
+
+    def _loss_and_statistics(self, params: Params, inputs: StepInputs) -> tuple[Any, Any, dict[int, Tree] | None]:
+        """−ELBO, the mutable state, and the statistics, read off the runs of the guide that the ELBO made."""
+        constrained = self._constrained(params, inputs)
+        own = self._of_guide(constrained)
+        elbo, model, guide = self.loss.elbo, self.model, self.guide
+        if self.loss.changes_gradient:
+            model, guide = self.loss.objective_at(model, guide, inputs.step, inputs.first_loss)
+
+        def observe(guide_trace: Trace, model_trace: Trace, key: Array) -> dict[int, Tree]:
+            return {i: self._observe(i, guide_trace, model_trace, own, key) for i in self.active}
+
+        observer = None
+        if type(elbo) in OBSERVABLE and self.active:
+            observer = _Observer(elbo, model, guide, observe)
+            elbo, model, guide = observer.elbo, observer.model, observer.guide
+        if jax.tree.leaves(inputs.mutable_state):
+            result = elbo.loss_with_mutable_state(inputs.key, constrained, model, guide, *inputs.args, **inputs.kwargs)
+            loss, mutable_state = result["loss"], result["mutable_state"]
+        else:
+            loss = elbo.loss(inputs.key, constrained, model, guide, *inputs.args, **inputs.kwargs)
+            mutable_state = inputs.mutable_state
+        return loss, mutable_state, None if observer is None else observer.values(inputs.key)
+
+    def _statistic(self, i: int, params: Params, inputs: StepInputs) -> Callable[[Params], Tree]:
+        """The `i`-th statistic as a function of the guide's parameters, by a run of the guide alone."""
+        prior, elbo = "prior" in self.taken[i], self.loss.elbo
+
+        def at(own: Params) -> Tree:
+            cast = {name: jax.tree.map(lambda x, p: x.astype(p.dtype), own[name], params[name]) for name in own}
+            constrained = self._constrained({**params, **cast}, inputs)
+            plates = {}
+
+            def particle(key: Array) -> Tree:
+                traces = self._traces(key, {**constrained, **plates}, inputs, prior=prior)
+                return self._observe(i, *traces, self._of_guide(constrained), key)
+
+            if isinstance(elbo, MultiParticleELBO):
+                pair = self.model, self.guide
+                plates = elbo.draw_plates(inputs.key, constrained, *pair, inputs.args, inputs.kwargs)
+            if elbo.num_particles == 1:
+                return particle(inputs.key)
+            keys = jax.random.split(inputs.key, elbo.num_particles)  # as the ELBO splits it
+            return _average_particles(elbo.vectorize_particles_fn(particle, keys))
+
+        return at
+
+    def _observe(self, i: int, guide_trace: Trace, model_trace: Trace, params: Params, key: Array) -> Tree:
+        """The `i`-th statistic, of the distributions in a trace of the guide."""
+        q = {name: _with_latent_axes(guide_trace[name]) for name in self.latent_sites}
+        # JAX's `split` is a `fold_in` of small numbers, and the first two are the model's and the guide's.
+        extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
+        if "prior" in self.taken[i]:
+            prior = {name: model_trace[name]["fn"] for name in q if name in model_trace}
+            extra["prior"] = jax.lax.stop_gradient(prior)  # a constraint moves the guide alone
+        try:
+            return self.constraints[i].statistic(q, **{name: extra[name] for name in self.taken[i]})
+        except KeyError as error:
+            raise ValueError(
+                f"`statistic` must ask for what is there, got the key {error}; the guide has the sites {sorted(q)}, "
+                f"and, for `lambda q, params: ...`, the parameters {sorted(params)}."
+            ) from error
+
+    def _traces(self, key: Array, constrained: Params, inputs: StepInputs, *, prior: bool) -> tuple[Trace, Trace]:
+        """The guide's trace and, if `prior`, the model's replayed against it; keys as `Trace_ELBO` splits them."""
+        model_key, guide_key = jax.random.split(key)
+        guide = numpyro.handlers.substitute(numpyro.handlers.seed(self.guide, guide_key), data=constrained)
+        guide_trace = numpyro.handlers.trace(guide).get_trace(*inputs.args, **inputs.kwargs)
+        if not prior:
+            return guide_trace, {}
+        model = numpyro.handlers.replay(numpyro.handlers.seed(self.model, model_key), guide_trace)
+        model = numpyro.handlers.substitute(model, data=constrained)
+        return guide_trace, numpyro.handlers.trace(model).get_trace(*inputs.args, **inputs.kwargs)
+
+    def model_trace(self, params: Params, inputs: StepInputs) -> Trace:
+        """The model's trace at a sample of the guide; within `jax.eval_shape` nothing is computed."""
+        return self._traces(inputs.key, self._constrained(params, inputs), inputs, prior=True)[1]
+
+    def _constrained(self, params: Params, inputs: StepInputs) -> Params:
+        constrained = dict(self.constrain(params))
+        if inputs.mutable_state:
+            constrained.update(jax.lax.stop_gradient(inputs.mutable_state))
+        return constrained
+
+    def _of_guide(self, params: Params) -> Params:
+        return {name: params[name] for name in self.guide_params}
+
+
+class _Observer:
+    """Reads statistics off the runs of guide and model that an ELBO makes.
+
+    One backward pass then covers both the ELBO and the constraint, instead of one for each.
+    """
+
+    def __init__(self, elbo: ELBO, model: Model, guide: Guide, observe: Callable[[Trace, Trace, Array], Any]) -> None:
+        self._traces: dict[str, list[Trace]] = {"model": [], "guide": []}
+        self._observe = observe
+        self._observed: dict[int, Tree] | None = None
+        self.model, self.guide = self._recorded("model", model), self._recorded("guide", guide)
+        self.elbo = copy.copy(elbo)
+        self._vectorize: Callable[..., Any] = elbo.vectorize_particles_fn
+        self.elbo.vectorize_particles_fn = self._each_particle
+
+    def values(self, key: Array) -> dict[int, Tree]:
+        """The statistics, averaged over particles. `key` is the step's, for an ELBO of one particle."""
+        return self._of_first_run(key) if self._observed is None else self._observed
+
+    def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with numpyro.handlers.trace() as trace:
+                result = function(*args, **kwargs)
+            self._traces[name].append(trace)
+            return result
+
+        return run
+
+    def _of_first_run(self, key: Array) -> dict[int, Tree]:
+        # An ELBO may run them again for its own purposes; the first run is the particle's.
+        return self._observe(self._traces["guide"][0], self._traces["model"][0], key)
+
+    def _each_particle(self, function: Callable[[Array], Any], keys: Array) -> Any:
+        def both(key: Array) -> tuple[Any, Any]:
+            for traces in self._traces.values():
+                traces.clear()
+            return function(key), self._of_first_run(key)
+
+        result, observed = self._vectorize(both, keys)
+        self._observed = {i: _average_particles(statistic) for i, statistic in observed.items()}
+        return result
+
+
+def statistic_arguments(constraints: tuple[Proximity, ...]) -> tuple[tuple[str, ...], ...]:
+    """What each statistic takes beside the distributions, by the names in its signature."""
+    taken = []
+    for constraint in constraints:
+        arguments = Arguments.of(constraint.statistic)
+        if unknown := set(arguments.required) - set(FROM_THE_GUIDE):
+            raise TypeError(
+                f"`statistic` may take `prior`, `params` and `key` beside the guide's distributions, got "
+                f"{sorted(unknown)}; close over anything else."
+            )
+        taken.append(tuple(name for name in FROM_THE_GUIDE if arguments.takes(name)))
+    return tuple(taken)
+
+
+def _is_spread_out(site: dict[str, Any]) -> bool:
+    """Whether this is a latent variable that is no point mass."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return False
+    return not isinstance(_distributions.innermost(_with_latent_axes(site)), dist.Delta | dist.Unit)
+
+
+def _with_latent_axes(site: dict[str, Any]) -> Distribution:
+    """Make event axes of the batch axes to the right of every plate: a vector of latents need not say `to_event`."""
+    plates = [-frame.dim for frame in site["cond_indep_stack"]]
+    q = site["fn"]
+    return q.to_event(min([*plates, len(q.batch_shape) + 1]) - 1)
+
+
+def _average_particles(statistic: Tree) -> Tree:
+    """The mean over particles of arrays; distributions have none, and stay separate along the first axis."""
+    return statistic if _holds_distributions(statistic) else jax.tree.map(lambda x: jnp.mean(x, axis=0), statistic)
+
+
+def _mean_over_particles(distance: Distance) -> Distance:
+    """The mean of the distances of each particle: distributions of a unit differ with the sample above it."""
+    return lambda reference, current: jnp.mean(jax.vmap(distance)(reference, current))
+
+
+def _holds_distributions(tree: Tree) -> bool:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Distribution))
+    return any(isinstance(leaf, Distribution) for leaf in leaves)
