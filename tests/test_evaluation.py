@@ -16,7 +16,7 @@ from arviz_stats.base.array import array_stats
 from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.infer.util import log_density
-from proxvi.models.sbn import belief_network
+from proxvi_paper.models.sbn import belief_network
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 

@@ -53,9 +53,7 @@ def test_figure_1_by_the_command(tmp_path: Path) -> None:
 
 
 def test_the_help_names_the_experiments() -> None:
-    assert "reproduce" in proxvi("--help")
     assert "figure-1-settings" in proxvi("reproduce", "--help")
-    assert "--data-sets" in proxvi("reproduce", "figure-1", "--help")
 
 
 def test_the_study_of_the_settings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
