@@ -16,12 +16,12 @@ from arviz_stats.base.array import array_stats
 from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.infer.util import log_density
-from proxvi_paper.models.sbn import belief_network
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from proxvi.evaluation import Evaluation, evaluate
 from proxvi.evaluation._log_weights import log_weights
+from proxvi_paper.models.sbn import belief_network
 
 KEY = jax.random.key(0)
 DIGITS = np.array(list(itertools.product([0, 1], repeat=4)), np.uint8)  # all that there are, of 4 pixels
