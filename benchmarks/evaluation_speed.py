@@ -17,7 +17,7 @@ from timing import HEADER, compare, row
 
 import proxvi
 from proxvi.evaluation import evaluate
-from proxvi.models.sbn import belief_network
+from proxvi_paper.models.sbn import belief_network
 
 PAPER = 10_000 * 5_000  # digits × samples
 FLOPS = 2 * UNITS * PIXELS  # of the product that takes a sample to its pixels; all else is less than 1% of it

@@ -16,7 +16,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
 from svi_cost import sbn_guide, sbn_model
 
 import proxvi
-from proxvi.datasets import binarized_mnist
+from proxvi_paper.datasets import binarized_mnist
 
 
 def moments(elbo, params, batch, draws):

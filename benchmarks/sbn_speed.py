@@ -14,8 +14,8 @@ import optax
 from timing import scan, training_speeds
 
 import proxvi
-from proxvi.models import sbn
-from proxvi.models.bernoulli import softplus
+from proxvi_paper.models import sbn
+from proxvi_paper.models.bernoulli import softplus
 
 PIXELS, UNITS, BATCH, PARTICLES = 784, 200, 20, 5
 ITERATIONS = 4_000_000  # of the paper's runs

@@ -12,8 +12,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 import jax
 import jax.numpy as jnp
 
-from proxvi.experiments import figure_1
-from proxvi.models import factor
+from proxvi_paper.experiments import figure_1
+from proxvi_paper.models import factor
 
 
 def main():
@@ -21,10 +21,10 @@ def main():
     parser.add_argument("--starts", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=10_000)
     arguments = parser.parse_args()
-    settings = figure_1.Settings("PVI, entropy", data_sets=1, steps=arguments.steps)
-    x = figure_1.data_sets(settings)[0]
-    method = figure_1.METHODS[settings.method]
-    program = jax.jit(jax.vmap(lambda means: method(settings, factor.start(means), x)))
+    trial = figure_1.Trial("PVI, entropy", data_sets=1, steps=arguments.steps)
+    x = figure_1.data_sets(trial)[0]
+    method = figure_1.METHODS[trial.method]
+    program = jax.jit(jax.vmap(lambda means: method(trial, factor.start(means), x)))
     with_compilation, without = {}, {}
     for count in (1, arguments.starts):
         starts = figure_1.ring(count)

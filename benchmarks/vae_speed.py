@@ -15,8 +15,8 @@ from numpyro.infer import TraceMeanField_ELBO
 from timing import scan, training_speeds
 
 import proxvi
-from proxvi.models.bernoulli import softplus
-from proxvi.models.vae import autoencoder, encoder_weights
+from proxvi_paper.models.bernoulli import softplus
+from proxvi_paper.models.vae import autoencoder, encoder_weights
 
 PIXELS, HIDDEN, LATENTS, BATCH = 784, 200, 100, 128
 ITERATIONS = 50_000  # of the paper's runs
@@ -63,8 +63,8 @@ def bare(steps, batch):
 
 
 def inference(steps, batch, constraint=()):
-    pair = autoencoder(jax.random.key(0), pixels=PIXELS, latents=LATENTS, hidden=(HIDDEN, HIDDEN))
-    svi = proxvi.ProximitySVI(*pair, ADAM, TraceMeanField_ELBO(), constraint)
+    networks = autoencoder(jax.random.key(0), pixels=PIXELS, latents=LATENTS, hidden=(HIDDEN, HIDDEN))
+    svi = proxvi.ProximitySVI(*networks, ADAM, TraceMeanField_ELBO(), constraint)
     return scan(svi.update, svi.init(jax.random.key(0), batch), steps, batch)
 
 

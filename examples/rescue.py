@@ -28,7 +28,7 @@ import optax
 from numpyro.infer import SVI
 
 import proxvi
-from proxvi.datasets import binarized_mnist
+from proxvi_paper.datasets import binarized_mnist
 
 
 class Problem(NamedTuple):

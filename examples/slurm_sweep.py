@@ -2,7 +2,7 @@
 
     python examples/slurm_sweep.py --scale 0.25 --seeds 0 1 2 --partition cpu
 
-The jobs must be able to import proxvi and must see the folders. With `--cluster local` they are processes on this
+The jobs must be able to import proxvi_paper and must see the folders. With `--cluster local` they are processes on this
 machine.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import submitit
 
-from proxvi.experiments.belief_networks import METHODS, Grid, report
-from proxvi.experiments.sweeps import sweep
+from proxvi_paper.experiments.belief_networks import METHODS, OneLayer, report
+from proxvi_paper.experiments.sweeps import sweep
 
 
 def main():
@@ -29,11 +29,16 @@ def main():
     arguments = parser.parse_args()
 
     results, runs = arguments.folder / "results" / "table-1", arguments.folder / "runs" / "table-1"
-    grid = Grid(scale=arguments.scale, methods=tuple(arguments.methods), seeds=tuple(arguments.seeds))
+    grid = OneLayer(
+        scale=arguments.scale,
+        methods=tuple(arguments.methods),
+        seeds=tuple(arguments.seeds),
+        samples=arguments.samples,
+        digits=arguments.digits,
+    )
     executor = submitit.AutoExecutor(folder=runs / "jobs", cluster=arguments.cluster)
     executor.update_parameters(timeout_min=arguments.minutes, cpus_per_task=1, slurm_partition=arguments.partition)
-    size = {"samples": arguments.samples, "digits": arguments.digits}
-    sweep(grid.trials((200,)), results, runs, executor, **size)
+    sweep(grid.trials(), results, runs, executor)
     print(report(results))
 
 

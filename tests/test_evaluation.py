@@ -21,7 +21,7 @@ from scipy.stats import multivariate_normal
 
 from proxvi.evaluation import Evaluation, evaluate
 from proxvi.evaluation._log_weights import log_weights
-from proxvi.models.sbn import belief_network
+from proxvi_paper.models.sbn import belief_network
 
 KEY = jax.random.key(0)
 DIGITS = np.array(list(itertools.product([0, 1], repeat=4)), np.uint8)  # all that there are, of 4 pixels

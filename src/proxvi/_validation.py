@@ -1,7 +1,6 @@
 """Checks of arguments; an error names the argument, the bound, the value and the remedy."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -62,12 +61,6 @@ def check_integer(name: str, value: Any, *, at_least: int = 1, remedy: str = "1 
     """Refuse anything but an integer within the bound."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
         raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}; {remedy}.")
-
-
-def check_known(name: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that are not among the known ones."""
-    if unknown := set(given) - set(known):
-        raise ValueError(f"`{name}` must be of {list(known)}, got {sorted(unknown)}; mind the case.")
 
 
 def common_length(name: str, tree: Tree, remedy: str) -> int:

@@ -1,0 +1,325 @@
+"""Trials of tables 1 and 2 at a small size: interrupted, run twice, on a real cluster whose workers are killed."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import distributed
+import jax
+import numpy as np
+import pytest
+
+from proxvi_paper.experiments import autoencoders, belief_networks, digit_trials, results, sweeps, trials
+from proxvi_paper.experiments.belief_networks import OneLayer, Trial
+
+SMALL: dict[str, Any] = {"method": "PVI, entropy", "units": (5,), "samples": 30, "digits": 20}
+ONE = Trial(start="bad", steps=1_000, **SMALL)
+EIGHT = [Trial(start="good", steps=6_000, seed=seed, **SMALL) for seed in range(8)]
+ENVIRONMENT = {  # of worker processes: one core, and what one has compiled the others need not
+    "JAX_NUM_CPU_DEVICES": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "NPROC": "1",
+    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_cpu_multi_thread_eigen=false",
+}
+
+
+# With the other tests that start processes of their own, on one worker: they would starve each other.
+pytestmark = [pytest.mark.usefixtures("digits"), pytest.mark.xdist_group("processes")]
+
+
+def save(trial: Trial, folder: Path, figures: dict[str, Any]) -> Path:
+    path = folder / trial.file_name
+    results.save(path, asdict(trial), figures, seconds=1.0, command="a test")
+    return path
+
+
+def figures_in(folder: Path) -> dict[str, Any]:
+    return {path.name: json.loads(path.read_text())["figures"] for path in sorted(folder.glob("*.json"))}
+
+
+def test_a_trial_is_run_once_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trials.run(ONE, tmp_path / "a", tmp_path / "a")
+    assert whole["elbo"] <= whole["log_likelihood"] < 0
+    assert {len(curve) for curve in whole["curves"].values()} == {2}
+    assert whole["curves"]["step"][-1] == ONE.steps
+    assert {"entropy", "magnitude", "validation_elbo"} <= whole["curves"].keys()
+    images = digit_trials.decode(whole["samples"])
+    assert images.shape == (20, 784)
+    assert images.min() >= 0
+    assert images.max() <= 1
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proxvi.evaluate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trials.run(ONE, tmp_path / "b", tmp_path / "b")
+    assert trials.finished(ONE, tmp_path / "b") is None
+    assert trials.run(ONE, tmp_path / "b", tmp_path / "b") == whole
+    with monkeypatch.context() as patch:
+        patch.setattr("proxvi.fit", interrupt)
+        assert trials.run(ONE, tmp_path / "b", tmp_path / "b") == whole  # from the file
+
+
+def test_of_two_processes_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another open file, as here, is to a lock what another process is; only one that excludes all waits for this."""
+    monkeypatch.setattr(digit_trials, "train", lambda *_, **__: pytest.fail("the other one has done it"))
+    (tmp_path / ONE.name).mkdir()
+    with ThreadPoolExecutor(1) as pool, (tmp_path / ONE.name / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        waiting = pool.submit(trials.run, ONE, tmp_path, tmp_path)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=1.0)
+        save(ONE, tmp_path, {"elbo": -1.0})
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert waiting.result(timeout=60.0) == {"elbo": -1.0}
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.nightly) for how in (signal.SIGTERM, signal.SIGKILL))]
+)
+def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("proxvi"), "reproduce", "table-1", "--scale", "0.05", "--workers", "2"]
+    running = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # as a terminal has it
+    )
+    try:
+        begun = "runs/table-1/*/metrics.jsonl"
+        wait_for(lambda: running.poll() is not None or len(list(tmp_path.glob(begun))) == 2, "two workers in training")
+        assert running.poll() is None
+        time.sleep(2)
+        if how == signal.SIGINT:
+            os.killpg(running.pid, how)  # a terminal tells all of them
+        else:
+            running.send_signal(how)
+        assert running.wait(120) != 0
+        wait_for(lambda: not alive(running.pid), "the end of the workers")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    if how != signal.SIGKILL:
+        saved = [path.name for path in tmp_path.glob("runs/table-1/*/checkpoints/*") if path.name != ".lock"]
+        assert len(saved) == 2
+        assert all(name.isdigit() for name in saved)  # whole ones
+
+
+def alive(session: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def threads_that_compute() -> int:
+    jax.numpy.ones(3).sum().block_until_ready()
+    return sum(task.joinpath("comm").read_text() == "tf_XLAEigen\n" for task in Path("/proc/self/task").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_worker_computes_on_one_thread() -> None:
+    with sweeps.OneCoreEach(1) as executor:
+        assert executor.submit(threads_that_compute).result() == 1
+
+
+def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
+    class Broken:
+        def submit(self, function: Any, trial: Trial, *args: Any, **options: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            if trial.seed:
+                future.set_exception(MemoryError("no room"))
+            else:
+                future.set_result(function(trial, *args, **options))
+            return future
+
+    two = [ONE, replace(ONE, seed=1)]
+    with pytest.raises(RuntimeError, match=rf"1 of 2 trials did not finish \({two[1].name}: MemoryError: no room\)"):
+        sweeps.sweep(two, tmp_path, tmp_path, Broken())
+    assert trials.finished(ONE, tmp_path) is not None
+
+
+def test_the_options_are_checked_before_hours_of_training() -> None:
+    for options, message in (
+        ({"digits": 20_000}, r"`digits` must be at most 10,000.*got 20000"),
+        ({"digits": -5}, r"`digits` must be an integer of at least 1, got -5"),
+        ({"samples": 1}, r"`samples` must be an integer of at least 2, got 1"),
+        ({"methods": ("vi",)}, r"`methods` must be of \['VI'.*got \['vi'\]"),
+        ({"starts": ("worse",)}, r"`starts` must be of"),
+        ({"scale": 0.0}, r"`scale` must be a finite number above 0, got 0"),
+        # Optax would make of these a schedule that never lets go, or one of NaN.
+        *(
+            ({"gammas": (gamma,)}, r"`gammas` must be a finite number above 0 and below 1, got")
+            for gamma in (0.0, -1.0, 10.0, float("nan"))
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OneLayer(**options)
+    with pytest.raises(ValueError, match=r"`workers` must be an integer of at least 1, got 0"):
+        sweeps.Options(workers=0)
+    with pytest.raises(ValueError, match=r"`workers` must be left out with `dask`, got 2"):
+        sweeps.Options(dask="tcp://scheduler:8786", workers=2)
+
+
+def test_a_grid_has_all_combinations_and_vi_once() -> None:
+    both = OneLayer(gammas=(1e-5, 1e-10), methods=("VI", "annealing"), starts=("bad",)).trials()
+    assert [(trial.method, trial.gamma) for trial in both] == [
+        ("VI", 1e-10),
+        ("annealing", 1e-5),
+        ("annealing", 1e-10),
+    ]
+
+
+@pytest.mark.parametrize("kind", [belief_networks.Trial, autoencoders.Trial])
+def test_file_names_depend_on_all_settings(kind: type[digit_trials.DigitTrial]) -> None:
+    settings = {field.name for field in fields(kind)}
+    assert set(kind.training_settings) == settings - {"samples", "digits"}
+
+
+def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> None:
+    curves = {name: [1.0, 2.0] for name in digit_trials.CURVES}
+    blank = digit_trials.encode(np.zeros(784))
+
+    def figures(elbo: float, khat_above: float) -> dict[str, Any]:
+        found = {"elbo": elbo, "log_likelihood": elbo + 10, "khat_above": khat_above}
+        return found | {"curves": curves, "samples": [blank]}
+
+    trial = Trial(method="PVI, entropy", start="bad")
+    save(trial, tmp_path, figures(-120.0, 0.2))
+    save(replace(trial, seed=1), tmp_path, figures(-122.0, 0.2))
+    printed = belief_networks.report(tmp_path)
+    assert "4,000,000 steps (1 of the paper's)" in printed
+    assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |  | −114.1 / −107.5 |" in printed
+    assert (tmp_path / "table.md").read_text() == printed + "\n"
+    # Other settings are not averaged with the seeds; the row names what differs from the caption.
+    path = save(replace(trial, steps=400_000), tmp_path, figures(-200.0, 0.9))
+    printed = belief_networks.report(tmp_path)
+    assert "4,000,000 steps (1 of the paper's), γ 1e-10, 10,000 digits" in printed
+    assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |" in printed
+    assert "| PVI, entropy (steps 400000) | −200.0 / −190.0† | −118.0 / −110.0 |" in printed
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert (tmp_path / "samples.png").stat().st_size > 1_000
+    # A short trial of another method does not change the caption; a file of another protocol is no result.
+    path.unlink()
+    path = save(replace(trial, method="annealing", steps=400_000), tmp_path, figures(-200.0, 0.9))
+    printed = belief_networks.report(tmp_path)
+    assert "4,000,000 steps" in printed
+    assert "| annealing (steps 400000) | −200.0" in printed
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": 0}))
+    assert "annealing" not in belief_networks.report(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, env=ENVIRONMENT | cache
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=[3, pytest.param(8, marks=pytest.mark.nightly)])
+def undisturbed(cluster: Any, tmp_path_factory: pytest.TempPathFactory, request: Any) -> dict[str, Any]:
+    """What trials come to when they are left alone."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with cluster.get_client() as client:
+        sweeps.sweep(EIGHT[: request.param], folder, folder / "runs", client.get_executor())
+    return figures_in(folder)
+
+
+def wait_for(condition: Any, what: str) -> Any:
+    for _ in range(4_000):
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(what)
+
+
+def in_progress(runs: Path) -> list[Path]:
+    """Folders of trials that have a checkpoint and are not at their end."""
+    found = []
+    for path in runs.glob("*/metrics.jsonl"):
+        lines = path.read_text().splitlines()
+        if any("checkpoint" in line for line in lines) and max(json.loads(line)["step"] for line in lines) < 5_000:
+            found.append(path.parent)
+    return found
+
+
+def test_killed_workers_lose_nothing(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    killed = []
+    with cluster.get_client() as client:
+
+        def kill() -> None:
+            for _ in range(2):
+                busy = wait_for(
+                    lambda: {p: w for p, w in holders(tmp_path / "runs").items() if p not in killed}, "work"
+                )
+                pid, folder = next(iter(busy.items()))
+                wait_for(lambda folder=folder: folder in in_progress(tmp_path / "runs"), "a checkpoint")
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        these = EIGHT[: len(undisturbed)]
+        found = sweeps.sweep(these, tmp_path, tmp_path / "runs", client.get_executor(), checkpoint_every=0.3)
+        killer.join()
+    assert len(set(killed)) == 2
+    assert len(found) == len(these)
+    assert figures_in(tmp_path) == undisturbed
+
+
+def holders(runs: Path) -> dict[int, Path]:
+    """Processes that hold the lock of a trial, by what the kernel says."""
+    inodes = {path.stat().st_ino: path.parent for path in runs.glob("*/lock")}
+    held = {}
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if fields[1] == "FLOCK" and (folder := inodes.get(int(fields[5].split(":")[-1]))):
+            held[int(fields[4])] = folder
+    return held
+
+
+THREE = EIGHT[:3]
+DRIVER = """
+import sys
+from pathlib import Path
+from distributed import Client
+from proxvi_paper.experiments.sweeps import sweep
+from test_trials import THREE
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    with Client(sys.argv[1]) as client:
+        sweep(THREE, folder, folder / "runs", client.get_executor(), checkpoint_every=0.3)
+"""
+
+
+def test_a_killed_driver_goes_on_where_it_was(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)]
+    driver = subprocess.Popen(command, cwd=Path(__file__).parent)
+    wait_for(lambda: list(tmp_path.glob("*.json")), "the first result")
+    driver.kill()
+    driver.wait()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    assert 0 < len(before) < 3
+    subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=300)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert figures_in(tmp_path) == {trial.file_name: undisturbed[trial.file_name] for trial in THREE}

@@ -1,1 +1,0 @@
-"""The paper's figure and tables: configuration, run, result files."""
