@@ -129,7 +129,7 @@ def test_pages_have_no_code_that_is_not_run() -> None:
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-COMMAND = r"\b((?:proxvi (?:reproduce|results)|python (?:examples|benchmarks)/\w+\.py)[^`\n#]*)"
+COMMAND = r"\b((?:proxvi (?:reproduce|results)|python (?:examples|benchmarks|tests/training)/\w+\.py)[^`\n#]*)"
 COMMANDS = sorted({command.strip() for page in PAGES for command in re.findall(COMMAND, page.read_text())})
 
 

@@ -119,15 +119,16 @@ def train(
         trial.steps,
         digits.train,
         batch_size=trial.batch_size,
-        report_every=max(LEAST, trial.steps // REPORTS),
-        progress=progress,
-        measure=jax.jit(lambda params: trial.measure(svi, params, watched)),
-        metrics_file=runs / trial.name / "metrics.jsonl",
-        checkpoints=runs / trial.name / "checkpoints",
-        checkpoint_every=checkpoint_every,
-        keep=2,
-        configuration=asdict(trial),
-        validation=watched,
+        checkpointing=proxvi.Checkpointing(
+            runs / trial.name / "checkpoints", every=checkpoint_every, keep=2, configuration=asdict(trial)
+        ),
+        reporting=proxvi.Reporting(
+            every=max(LEAST, trial.steps // REPORTS),
+            progress=progress,
+            measure=jax.jit(lambda params: trial.measure(svi, params, watched)),
+            metrics_file=runs / trial.name / "metrics.jsonl",
+        ),
+        validation=proxvi.Validation(watched),
     )
     return svi, result
 
