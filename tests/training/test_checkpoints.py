@@ -28,6 +28,7 @@ from .common import KEY, ROWS
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_are_refused_by_name(tmp_path: Path) -> None:
     def fit(
         rows: Any = ROWS,
@@ -57,6 +58,7 @@ def test_checkpoints_of_another_run_are_refused_by_name(tmp_path: Path) -> None:
     assert len(fit(steps=300).losses) == 300  # going on for longer is no other run
 
 
+@pytest.mark.slow
 def test_a_constraint_on_another_site_is_another_run(tmp_path: Path) -> None:
     def model(x: Any) -> None:
         one, two = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("one", "two"))
@@ -91,6 +93,7 @@ def test_arrays_that_the_model_closes_over_are_part_of_the_run(tmp_path: Path) -
         fit(jnp.full(1_000, 2.0))
 
 
+@pytest.mark.slow
 def test_settings_of_the_model_go_into_the_svi(tmp_path: Path) -> None:
     def model(x: Any, spread: float) -> None:
         numpyro.sample("x", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, spread)), 1.0), obs=x)
@@ -133,11 +136,13 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path, monkeypatch: pyte
     OrbaxStore(tmp_path, keep=2).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flips", "cuts"), [(10, 5), pytest.param(100, 20, marks=pytest.mark.nightly)])
 def test_damaged_checkpoints_are_never_loaded(tmp_path: Path, flips: int, cuts: int) -> None:
     faults.damage(tmp_path, flips, cuts, runs=1)
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_nothing_is_intact_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     faults.run(tmp_path, checkpoint_every=300.0)
     for _ in range(2):
@@ -149,6 +154,7 @@ def test_a_folder_in_which_nothing_is_intact_is_not_taken_for_a_new_one(tmp_path
                 faults.run(tmp_path)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_fail_to_load_for_once_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is out of memory, a network disk that hiccups: that is no damage."""
     whole = faults.bits(faults.run(tmp_path, checkpoint_every=300.0))
@@ -171,6 +177,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
         faults.run(tmp_path / "file" / "folder", metrics_file=None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk_is_an_error_and_the_checkpoint_before_is_intact(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False).returncode:

@@ -22,10 +22,12 @@ from .common import KEY, ROWS
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.slow
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
     faults.nan(tmp_path / "nan", times=20)
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_chunks_where_steps_are_left_out() -> None:
     bad = {3, 4, 5, 41, 80, 119}
     batches = [(ROWS[:100], np.asarray(t in bad)) for t in range(120)]
@@ -39,12 +41,14 @@ def test_bits_do_not_depend_on_the_chunks_where_steps_are_left_out() -> None:
     assert faults.bits(whole) == faults.bits(short)
 
 
+@pytest.mark.slow
 def test_bad_steps_with_good_ones_between_them_do_not_stop_a_run_of_short_chunks() -> None:
     batches = [(ROWS[:100], np.asarray(t % 3 == 2)) for t in range(60)]
     result = proxvi.fit(faults.make_svi(), KEY, 60, batches, reporting=proxvi.Reporting(every=1))
     assert result.state.skipped.total == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 60])
 def test_ten_bad_steps_in_a_row_stop_a_run_whatever_its_chunks(chunk: int) -> None:
     batches = [(ROWS[:100], np.asarray(13 <= t < 28)) for t in range(60)]
@@ -64,6 +68,7 @@ def test_a_gradient_that_overflows_the_optimiser_is_left_out() -> None:
     assert result.state.skipped.parameter == -2
 
 
+@pytest.mark.slow
 def test_warns_if_a_batch_does_not_stand_for_all_rows(recwarn: pytest.WarningsRecorder) -> None:
     def warnings_of(plate: Any, mean: Any = None, size: int = 100) -> list[str]:
         def model(x: Any) -> None:

@@ -20,6 +20,7 @@ from .common import KEY, ROWS, CrashError, crash_at
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_how_the_run_is_cut_up(tmp_path: Path) -> None:
     alone = faults.bits(faults.run(None))
     assert faults.bits(faults.run(None, every=77)) == alone
@@ -56,6 +57,7 @@ def test_callers_svi_reads_the_result() -> None:
     assert len(svi.run(KEY, 5, ROWS, init_state=result.state, progress_bar=False).losses) == 5
 
 
+@pytest.mark.slow
 def test_one_compilation_and_a_report_of_everything() -> None:
     traces, reports = 0, []
 
@@ -83,6 +85,7 @@ def test_one_compilation_and_a_report_of_everything() -> None:
     assert reports[0][1]["share"] > 0.05 > 0.01 > reports[-1][1]["share"]
 
 
+@pytest.mark.slow
 def test_stops_when_validation_does_not_improve_but_not_while_constrained() -> None:
     def fit(constraint: Any) -> Any:
         svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.05), Trace_ELBO(), constraint)
@@ -95,6 +98,7 @@ def test_stops_when_validation_does_not_improve_but_not_while_constrained() -> N
     assert 200 < len(fit(()).losses) < 3_000
 
 
+@pytest.mark.slow
 def test_a_run_that_patience_stopped_goes_on_without_it(tmp_path: Path) -> None:
     def length(steps: int, patience: int | None = None) -> int:
         svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.sgd(0.0), Trace_ELBO(), ())
@@ -114,6 +118,7 @@ def test_a_run_that_patience_stopped_goes_on_without_it(tmp_path: Path) -> None:
     assert length(60) == 60
 
 
+@pytest.mark.slow
 def test_losses_keep_their_precision() -> None:
     with jax.enable_x64(True):
         svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.01), Trace_ELBO(), ())

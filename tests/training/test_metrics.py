@@ -17,6 +17,7 @@ from .common import KEY, ROWS
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.slow
 def test_metrics_of_several_constraints_are_lists_and_two_checkpoints_are_kept(tmp_path: Path) -> None:
     constraints = [
         proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, 100, 1e-10)),

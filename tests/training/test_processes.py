@@ -23,6 +23,7 @@ from .common import KEY, ROWS
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one() -> None:
     one = proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=200)
     mesh = jax.make_mesh((8,), ("data",))
@@ -68,6 +69,7 @@ def bits_printed(printed: list[str]) -> list[list[str]]:
     return [[line for line in text.splitlines() if line.startswith("bits ")] for text in printed]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "killed"])
 def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path: Path, killed: bool) -> None:

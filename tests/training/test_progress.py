@@ -18,6 +18,7 @@ def test_any_finite_validation_elbo_is_better_than_nan() -> None:
     assert (progress.best, progress.waited) == (-3.0, 0)
 
 
+@pytest.mark.slow
 def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFixture[str]) -> None:
     faults.run(None, progress=True)
     shown = capsys.readouterr().err

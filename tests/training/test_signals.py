@@ -12,6 +12,7 @@ from . import faults
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.nightly)])
 def test_nothing_is_lost_by_kill(tmp_path: Path, times: int) -> None:
@@ -24,6 +25,7 @@ def test_sigterm_at_any_moment_saves_and_exits(tmp_path: Path) -> None:
     faults.kill(tmp_path, times=5, number=signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def terminate(step: int, _: dict[str, Any]) -> None:
         if step == 1_000:

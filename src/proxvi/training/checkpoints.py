@@ -93,10 +93,11 @@ class Checkpoints:
     Args:
         store: where they are kept.
         configuration: what a checkpoint must agree with to belong to this run; JSON.
+        every: seconds between two of them.
     """
 
-    def __init__(self, store: CheckpointStore, configuration: Json) -> None:
-        self._store = store
+    def __init__(self, store: CheckpointStore, configuration: Json, every: float = 300.0) -> None:
+        self._store, self._every = store, every
         self._configuration = json.loads(json.dumps(configuration))
         self._pending: int | None = None  # the step of a save that was begun
         self._failed = False
@@ -172,9 +173,9 @@ class Checkpoints:
         """The newest step that is complete."""
         return max(self._store.steps(), default=None)
 
-    def seconds_since_save(self) -> float:
-        """Since the last save was begun, or since the start."""
-        return time.monotonic() - self._last_save
+    def is_due(self) -> bool:
+        """Whether it is time to save again."""
+        return time.monotonic() - self._last_save >= self._every
 
     def close(self) -> None:
         """Close the store; what went wrong with a save was raised already."""

@@ -105,14 +105,13 @@ def fit(
     pacer = ChunkPacer(reporting.every, num_steps)
     runner = ChunkRunner(svi, key, data, batch_size, pacer.longest, mesh)
     log = MetricsLog(reporting.metrics_file, reporting.callback)
-    checkpoints, every, stop = None, 0.0, False
+    checkpoints, stop = None, False
 
     with ExitStack() as stack:
         if checkpointing is not None:
             configuration = {**runner.describe(), "user": checkpointing.configuration}
-            checkpoints = Checkpoints(OrbaxStore(checkpointing.folder, checkpointing.keep), configuration)
-            stack.enter_context(closing(checkpoints))
-            every = checkpointing.every
+            store = OrbaxStore(checkpointing.folder, checkpointing.keep)
+            checkpoints = stack.enter_context(closing(Checkpoints(store, configuration, checkpointing.every)))
         progress = Progress(np.empty(num_steps, jnp.result_type(float)))
         if checkpoints is not None:
             _resume(checkpoints, runner, progress)
@@ -136,17 +135,16 @@ def fit(
                 bar.set_postfix_str(postfix(metrics), refresh=False)
             if checkpoints is not None:
                 log.saved(checkpoints.saved())
-                stop, due = agree(bool(received), checkpoints.seconds_since_save() >= every)
+                stop, due = agree(bool(received), checkpoints.is_due())
                 if stop or due:
-                    log.saved(checkpoints.wait())
-                    _save(checkpoints, runner, progress)
+                    _save(checkpoints, runner, progress, log)
                 if stop:
                     break
 
         if checkpoints is not None:
             log.saved(checkpoints.wait())
             if checkpoints.latest() != progress.step:
-                _save(checkpoints, runner, progress)
+                _save(checkpoints, runner, progress, log)
                 log.saved(checkpoints.wait())
             if stop or received:
                 number = signal.SIGINT if signal.SIGINT in received else signal.SIGTERM
@@ -176,8 +174,9 @@ def _measure(
     return metrics
 
 
-def _save(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -> None:
-    """Begin to save the run."""
+def _save(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, log: MetricsLog) -> None:
+    """Begin to save the run, once the save before it is complete."""
+    log.saved(checkpoints.wait())
     tree = {"state": runner.state, "losses": progress.losses_so_far}
     checkpoints.save(progress.step, tree, {"fit": progress.notes(), "data": runner.source.state(progress.step)})
 
