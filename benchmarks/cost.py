@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 import optax
-from timing import HEADER, compare, flops, row
+from records import Row, add_json_option, write_record
+from timing import HEADER, compare, flops, line
 
 import proxvi
 
@@ -89,6 +90,7 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--steps", type=int, default=200, help="steps of each variant in a round")
+    add_json_option(parser)
     arguments = parser.parse_args()
 
     keys = jax.random.split(jax.random.key(0), arguments.steps)
@@ -105,9 +107,12 @@ def main():
 
         variants[name] = build
     work["plain Adam, again"] = work["plain Adam"]
+    rows = []
     print(HEADER)
     for name, (seconds, ratios) in compare(variants, rounds=arguments.rounds, steps=arguments.steps).items():
-        print(row(name, seconds, ratios, f"{work[name] / work['plain Adam']:.3f}"))
+        rows.append(Row.of_ratios(name, ratios, seconds=seconds, flop_ratio=work[name] / work["plain Adam"]))
+        print(line(rows[-1]))
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from records import Row, add_json_option, write_record
 from sbn_speed import PIXELS, UNITS, log_bernoulli
-from timing import HEADER, compare, row
+from timing import HEADER, compare, line
 
 import proxvi
 from proxvi.evaluation import evaluate
@@ -55,6 +56,7 @@ def main():
     parser.add_argument("--chunks", type=int, nargs="*", default=[250, 1_000], help="sizes of `chunk` to try")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--copies", type=int, default=2, help="how often the loop by hand is compiled")
+    add_json_option(parser)
     arguments = parser.parse_args()
     digits = np.asarray(jax.random.bernoulli(jax.random.key(1), 0.13, (arguments.digits, PIXELS)), np.float32)
     network = belief_network(np.full(PIXELS, 0.13))
@@ -70,10 +72,13 @@ def main():
     variants |= {f"evaluate, chunk={chunk:,}": lambda chunk=chunk: ours(chunk) for chunk in arguments.chunks}
     results = compare(variants, rounds=arguments.rounds, steps=pairs // 1_000, copies=arguments.copies)
     print(HEADER.replace("  FLOPs", "").replace("ms a step", " µs a pair"), f"{'GFLOP/s':>8} {'minutes':>8}")
+    rows = []
     for name, (seconds, ratios) in results.items():
         rate, minutes = FLOPS / seconds * 1e3 / 1e9, seconds / 1e3 * PAPER / 60
-        print(row(name, seconds, ratios).rstrip(), f"{rate:8.1f} {minutes:8.1f}")
+        rows.append(Row.of_ratios(name, ratios, seconds=seconds, seconds_of="1,000 pairs of a digit and a sample"))
+        print(line(rows[-1]).rstrip(), f"{rate:8.1f} {minutes:8.1f}")
     print("a pair: of a digit and a sample; minutes: for 10,000 digits with 5,000 samples each on this core")
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from records import Row, add_json_option, write_record
 from svi_cost import CASES, PIXELS, constraint
 
 import proxvi
@@ -73,15 +74,19 @@ def main():
     parser.add_argument("--steps", type=int, default=8_000)
     parser.add_argument("--every", type=int, default=200)
     parser.add_argument("--checkpoint-every", type=float, default=10.0, help="seconds; the default of `fit` is 300")
+    add_json_option(parser)
     arguments = parser.parse_args()
-    table = []
+    table, rows = [], []
     for name in ("SBN, leave-one-out", "VAE, TraceMeanField"):
         ours, theirs, saved = compare(CASES[name], arguments.steps, arguments.every, arguments.checkpoint_every)
         median, total = np.median(ours / theirs), ours.sum() / theirs.sum()
         pace = 1e3 * np.median(theirs) / arguments.every
+        rows.append(Row.of_ratios(name, ours / theirs, seconds=float(np.median(ours)) / arguments.every))
+        rows.append(Row(f"{name}, total", float(total)))
         table.append(f"{name:22} {pace:10.2f} {median:8.3f} {total:8.3f} {saved:12d}")
     print(f"{'':22} {'ms a step':>10} {'median':>8} {'total':>8} {'checkpoints':>12}")
     print("\n".join(table))
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO
+from records import Row, add_json_option, write_record
 from svi_cost import sbn_guide, sbn_model
 
 import proxvi
@@ -42,6 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=2_000)
+    add_json_option(parser)
     arguments = parser.parse_args()
     data = jnp.asarray(binarized_mnist().train[:2_000], jnp.float32)
     svi = SVI(sbn_model, sbn_guide, optax.adam(1e-3), proxvi.LeaveOneOutELBO(5))
@@ -56,6 +58,7 @@ def main():
         "TraceGraph_ELBO (score function)": TraceGraph_ELBO(5),
         "Trace_ELBO (biased)": Trace_ELBO(5),
     }
+    rows = []
     for when, state in {"at the start": start, f"after {arguments.steps} steps": trained}.items():
         params = svi.get_params(state)
         print(f"\n{when}\n{'':34} {'variance':>10} {'over ours':>10} {'mean is off by':>15}")
@@ -65,7 +68,9 @@ def main():
             reference = mean if reference is None else reference
             ours = variance if ours is None else ours
             off = optax.tree.norm(optax.tree.sub(mean, reference)) / optax.tree.norm(reference)
+            rows.append(Row(f"{name}, variance {when}", float(variance / ours)))
             print(f"{name:34} {variance:10.4g} {variance / ours:10.2f} {100 * off:14.1f}%")
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":

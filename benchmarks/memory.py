@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from records import Row, add_json_option, write_record
 
 import proxvi
 
@@ -48,4 +49,6 @@ def main(steps=1_000_000):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
-    main(parser.parse_args().steps)
+    add_json_option(parser)
+    arguments = parser.parse_args()
+    write_record(arguments.json, [Row("resident size, end over start", main(arguments.steps)[0])])

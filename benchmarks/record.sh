@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run benchmarks on one core and keep what they print, with the command and the versions, in results/benchmarks.
+# Run benchmarks on one core and keep what they print, with the command and the versions, in results/benchmarks: as text
+# and as JSON, which `benchmarks/compare.py` reads.
 #
 #     PROXVI_DATA=... bash benchmarks/record.sh cost svi_cost fit_cost
 set -euo pipefail
@@ -15,11 +16,10 @@ declare -A arguments=(
     [sbn_speed]=""
     [vae_speed]=""
     [evaluation_speed]=""
-    [faults]="all --folder runs/faults"
 )
 for name in "$@"; do
     command="python benchmarks/$name.py ${arguments[$name]}"
-    printed=$(taskset -c "${CORE:-1}" $command)
+    printed=$(taskset -c "${CORE:-1}" $command --json "results/benchmarks/$name.json")
     {
         echo "\$ $command"
         echo "$printed"

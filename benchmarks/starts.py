@@ -11,6 +11,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import jax
 import jax.numpy as jnp
+from records import Row, add_json_option, write_record
 
 from proxvi_paper.experiments import figure_1
 from proxvi_paper.models import factor
@@ -20,6 +21,7 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--starts", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=10_000)
+    add_json_option(parser)
     arguments = parser.parse_args()
     trial = figure_1.Trial("PVI, entropy", data_sets=1, steps=arguments.steps)
     x = figure_1.data_sets(trial)[0]
@@ -37,8 +39,12 @@ def main():
         assert jnp.all(jnp.isfinite(traces))
         spent = f"{without[count]:.2f} s, {with_compilation[count]:.2f} s with compilation"
         print(f"{count:6,} starts x {arguments.steps:,} steps: {spent}")
+    rows = []
     for name, seconds in {"with compilation": with_compilation, "without": without}.items():
-        print(f"{arguments.starts:,} starts over one, {name}: {seconds[arguments.starts] / seconds[1]:.0f}")
+        all_starts, ratio = seconds[arguments.starts], seconds[arguments.starts] / seconds[1]
+        rows.append(Row(f"many starts over one, {name}", ratio, seconds=all_starts, seconds_of="all starts"))
+        print(f"{arguments.starts:,} starts over one, {name}: {ratio:.0f}")
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
-from timing import HEADER, compare, flops, row
+from records import Row, add_json_option, write_record
+from timing import HEADER, compare, flops, line
 
 import proxvi
 
@@ -86,7 +87,9 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=40, help="steps of each variant in a round")
+    add_json_option(parser)
     arguments = parser.parse_args()
+    rows = []
     print(HEADER)
     for case, (model, guide, loss, size) in CASES.items():
         batch = jax.random.bernoulli(jax.random.key(1), 0.13, (size, PIXELS)).astype(jnp.float32)
@@ -106,7 +109,10 @@ def main():
             work[type(svi).__name__] = flops(svi.update, state, batch)
         work["SVI, again"] = work["SVI"]
         for name, (seconds, ratios) in compare(variants, rounds=arguments.rounds, steps=arguments.steps).items():
-            print(row(f"{case}: {name}", seconds, ratios, f"{work[name] / work['SVI']:.3f}"), flush=True)
+            more = work[name] / work["SVI"]
+            rows.append(Row.of_ratios(f"{case}: {name}", ratios, seconds=seconds, flop_ratio=more))
+            print(line(rows[-1]), flush=True)
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":

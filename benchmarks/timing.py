@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from records import Row, add_json_option, write_record
 
 
 def flops(function: Callable[..., Any], *args: Any) -> float:
@@ -49,10 +50,11 @@ def compare(
     return {name: (float(np.median(times)), (times / base).ravel()) for name, times in by_round.items()}
 
 
-def row(name: str, seconds: float, ratios: np.ndarray, more: str = "") -> str:
+def line(row: Row) -> str:
     """One line of a table under `HEADER`."""
-    low, high = np.quantile(ratios, [0.1, 0.9])
-    return f"{name:34} {1e3 * seconds:9.2f} {np.median(ratios):7.3f} {f'{low:.2f} to {high:.2f}':>14} {more:>7}"
+    milliseconds = 1e3 * (row.seconds or 0.0)
+    more = "" if row.flop_ratio is None else f"{row.flop_ratio:.3f}"
+    return f"{row.name:34} {milliseconds:9.2f} {row.ratio:7.3f} {f'{row.low:.2f} to {row.high:.2f}':>14} {more:>7}"
 
 
 HEADER = f"{'':34} {'ms a step':>9} {'ratio':>7} {'10% to 90%':>14} {'FLOPs':>7}"
@@ -78,6 +80,7 @@ def training_speeds(title: str, makers: dict[str, Callable[..., Any]], batch: An
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=40, help="steps of each variant in a round")
     parser.add_argument("--copies", type=int, default=3, help="how often each variant is compiled")
+    add_json_option(parser)
     arguments = parser.parse_args()
     work = {}
 
@@ -93,7 +96,9 @@ def training_speeds(title: str, makers: dict[str, Callable[..., Any]], batch: An
     first = next(iter(makers))
     work[f"{first}, again"] = work[first]
     print(HEADER, f"{'MFLOP':>7} {'hours':>6}")
+    rows = []
     for name, (seconds, ratios) in results.items():
-        more = f"{work[name] / work[first]:.3f}"
-        print(row(name, seconds, ratios, more), f"{work[name] / 1e6:7.1f} {seconds * iterations / 3600:6.2f}")
+        rows.append(Row.of_ratios(name, ratios, seconds=seconds, flop_ratio=work[name] / work[first]))
+        print(line(rows[-1]), f"{work[name] / 1e6:7.1f} {seconds * iterations / 3600:6.2f}")
     print(f"hours: for the paper's {iterations:,} iterations on this core")
+    write_record(arguments.json, rows)

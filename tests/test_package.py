@@ -142,6 +142,8 @@ def test_scripts_in_the_pages_exist_with_their_options(command: str) -> None:
     source = (ROOT / name).read_text()
     if "training_speeds" in source:  # which has the options
         source += (ROOT / "benchmarks" / "timing.py").read_text()
+    if "add_json_option" in source:
+        source += (ROOT / "benchmarks" / "records.py").read_text()
     known = " ".join(re.findall(r'add_argument\(\s*"(--[\w-]+)"', source))
     for option in rest:
         if option.startswith("--"):

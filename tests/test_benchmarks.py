@@ -1,0 +1,134 @@
+"""Records of benchmarks, and their comparison."""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import compare
+import numpy as np
+import pytest
+import records
+
+ROOT = Path(__file__).parents[1]
+BEFORE = {"plain Adam": (1.0, 1.0), "statistic average": (1.08, 1.107), "starts": (31.0, None)}
+
+
+def write(path: Path, rows: dict[str, tuple[Any, Any]]) -> str:
+    listed = [{"name": name, "ratio": ratio, "flop_ratio": flops} for name, (ratio, flops) in rows.items()]
+    path.write_text(json.dumps({"rows": listed}))
+    return str(path)
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> str:
+    return write(tmp_path / "before.json", BEFORE)
+
+
+def test_a_record_that_grew_within_the_bound_passes(
+    tmp_path: Path, before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = write(tmp_path / "after.json", BEFORE | {"statistic average": (1.12, 1.107), "more": (9.0, None)})
+    assert compare.main([before, after, "--bound", "1.05"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^statistic average +1\.080 +1\.120 +1\.037$", printed, re.M)
+    assert re.search(r"^more +9\.000 +new$", printed, re.M)
+    assert "0 of 3 rows failed" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "problem"),
+    [
+        ("statistic average", (1.14, 1.107), "slower"),
+        ("statistic average", (1.08, 1.2), "more FLOPs"),
+        ("statistic average", (1.08, None), "FLOPs gone"),
+        ("starts", None, "gone"),
+    ],
+)
+def test_a_row_that_grew_beyond_the_bound_or_is_gone_fails(
+    name: str, row: Any, problem: str, tmp_path: Path, before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {other: row if other == name else old for other, old in BEFORE.items()}
+    after = write(tmp_path / "after.json", {other: kept for other, kept in rows.items() if kept is not None})
+    assert compare.main([before, after, "--bound", "1.05"]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(rf"^{name} .*\b{problem}$", printed, re.M)
+    assert "1 of 3 rows failed" in printed
+    if problem == "slower":
+        assert compare.main([before, after, "--bound", "1.06"]) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "{}",
+        '{"rows": []}',
+        '{"rows": {}}',
+        '{"rows": [3]}',
+        '{"rows": [{"name": "a"}]}',
+        '{"rows": [{"name": "a", "ratio": "1"}]}',
+        '{"rows": [{"name": "a", "ratio": NaN}]}',  # which no bound is exceeded by
+        '{"rows": [{"name": "a", "ratio": null}]}',
+        '{"rows": [{"name": "a", "ratio": 1}, {"name": "a", "ratio": 2}]}',
+        '{"rows": [{"name": ["a"], "ratio": 1}]}',
+        "\xff",
+        None,
+    ],
+)
+def test_a_file_that_is_no_record_gives_an_error_of_one_line(
+    content: str | None, tmp_path: Path, before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = tmp_path / "after.json"
+    if content is not None:
+        after.write_bytes(content.encode("latin-1"))
+    assert compare.main([before, str(after)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"compare: {after}")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_record_has_command_versions_hardware_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["/anywhere/benchmarks/cost.py", "--rounds", "1", "--json", "record.json"])
+    row = records.Row.of_ratios("Adam", np.linspace(1.0, 2.0, 11), seconds=0.5, flop_ratio=1.25)
+    records.write_record(path, [row, records.Row("not finite", float("nan"))])
+    record = json.loads(path.read_text())
+    assert record["command"] == "python benchmarks/cost.py --rounds 1 --json record.json"
+    assert {"python", "proxvi", "jax", "numpyro", "optax"} <= set(record["versions"])
+    assert set(record["hardware"]) == {"processor", "cores", "devices", "xla_flags"}
+    first, second = record["rows"]
+    assert first["name"] == "Adam"
+    assert [first[key] for key in ("ratio", "low", "high", "seconds", "flop_ratio")] == [1.5, 1.1, 1.9, 0.5, 1.25]
+    assert second["ratio"] is None
+    assert compare.main([str(path), str(path)]) == 2
+    records.write_record(path, [row])
+    assert compare.main([str(path), str(path)]) == 0
+
+
+def test_json_must_be_a_file_in_a_folder_that_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    records.add_json_option(parser)
+    assert parser.parse_args([]).json is None
+    assert parser.parse_args(["--json", str(tmp_path / "a.json")]).json == tmp_path / "a.json"
+    for path in (tmp_path, tmp_path / "nowhere" / "a.json"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--json", str(path)])
+        assert "must be a file in a folder that exists" in capsys.readouterr().err
+
+
+NO_BENCHMARKS = {"compare", "records", "timing", "faults"}  # faults checks; it measures nothing
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_write_a_record(path: Path) -> None:
+    source = path.read_text()
+    if path.stem not in NO_BENCHMARKS and "training_speeds(" not in source:  # which writes it
+        assert "add_json_option(parser)" in source
+        assert "write_record(arguments.json, " in source
