@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+collect_ignore = ["two_processes.py"]  # a script, which the tests start
+
 
 @pytest.fixture(autouse=True)
 def numpyro_may_promote_ranks() -> Iterator[None]:
