@@ -59,12 +59,10 @@ def compare(case, steps, every, seconds):
             steps,
             data,
             batch_size=size,
-            report_every=every,
-            progress=True,
-            callback=callback,
-            metrics_file=Path(folder) / "metrics.jsonl",
-            checkpoints=Path(folder) / "checkpoints",
-            checkpoint_every=seconds,
+            checkpointing=proxvi.Checkpointing(Path(folder) / "checkpoints", every=seconds),
+            reporting=proxvi.Reporting(
+                every=every, progress=True, callback=callback, metrics_file=Path(folder) / "metrics.jsonl"
+            ),
         )
         lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
         saved = sum("checkpoint" in line for line in lines)

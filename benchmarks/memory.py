@@ -38,7 +38,8 @@ def main(steps=1_000_000):
 
     svi = SVI(model, AutoNormal(model), optax.adam(0.01), Trace_ELBO())
     every = steps // 100
-    proxvi.fit(svi, jax.random.key(0), steps, jnp.zeros(100), batch_size=10, report_every=every, callback=callback)
+    reporting = proxvi.Reporting(every=every, callback=callback)
+    proxvi.fit(svi, jax.random.key(0), steps, jnp.zeros(100), batch_size=10, reporting=reporting)
     (early, before), (late, after) = seen[steps // 10], seen[steps]
     print(f"resident after {steps // 10:,} steps {early / 2**20:.0f} MiB, after {steps:,} {late / 2**20:.0f} MiB")
     print(f"ratio {late / early:.4f}; traces of the model in between: {after - before}")

@@ -82,11 +82,9 @@ def main():
         arguments.steps,
         bars(jax.random.key(1), 5_000),
         batch_size=BATCH,  # a multiple of the number of devices
-        report_every=500,
-        validation=bars(jax.random.key(2), 200),
-        checkpoints=arguments.folder / "checkpoints",
-        checkpoint_every=5.0,
-        metrics_file=arguments.folder / "metrics.jsonl",
+        checkpointing=proxvi.Checkpointing(arguments.folder / "checkpoints", every=5.0),
+        reporting=proxvi.Reporting(every=500, metrics_file=arguments.folder / "metrics.jsonl"),
+        validation=proxvi.Validation(bars(jax.random.key(2), 200)),
         mesh=jax.make_mesh((jax.device_count(),), ("data",)) if jax.device_count() > 1 else None,
     )
     final = -float(result.losses[-100:].mean())

@@ -62,7 +62,7 @@ for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
 
 
 @pytest.mark.xdist_group("processes")
-@pytest.mark.nightly  # that two processes train together is in `test_training`; here it is how a job starts them
+@pytest.mark.nightly  # how a job starts the processes; that they train together is in `training/test_processes.py`
 def test_the_slurm_job_trains_in_several_processes(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)

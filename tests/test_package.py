@@ -132,7 +132,7 @@ def test_pages_have_no_code_that_is_not_run() -> None:
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-COMMAND = r"\bpython ((?:examples|benchmarks)/\w+\.py[^`\n#]*)"
+COMMAND = r"\bpython ((?:examples|benchmarks|tests/training)/\w+\.py[^`\n#]*)"
 COMMANDS = sorted({command.strip() for page in PAGES for command in re.findall(COMMAND, page.read_text())})
 
 

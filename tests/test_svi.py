@@ -26,6 +26,7 @@ from numpyro.infer.autoguide import (
 )
 
 import proxvi
+from proxvi.svi import with_loss
 
 KEY = jax.random.key(0)
 FEATURES = jax.random.normal(KEY, (50, 3))
@@ -209,10 +210,10 @@ def test_what_an_optimiser_has_infinite_by_design_is_no_fault() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (), (1_000,)])
 def test_whether_all_is_finite_does_not_hang_on_size_or_precision(shape: tuple[int, ...]) -> None:
-    from proxvi.svi.proximity_svi import _is_finite
+    from proxvi.svi._nonfinite import is_finite
 
-    assert _is_finite(jnp.full(shape, 100.0, jnp.float16))
-    assert _is_finite(jnp.full(shape, jnp.nan)) == (0 in shape)
+    assert is_finite(jnp.full(shape, 100.0, jnp.float16))
+    assert is_finite(jnp.full(shape, jnp.nan)) == (0 in shape)
 
 
 def test_an_autoguide_that_has_started_is_not_mapped_over_keys_in_silence() -> None:
@@ -226,7 +227,7 @@ def test_a_state_before_init_is_refused() -> None:
     state = (svi := make_regression()).init(KEY)
     with pytest.raises(ValueError, match="`svi_state` must come from `init`"):
         make_regression().update(state)
-    svi.with_loss(Trace_ELBO(2)).update(state)  # another ELBO goes on from it
+    with_loss(svi, Trace_ELBO(2)).update(state)  # another ELBO goes on from it
 
 
 def make_regression() -> proxvi.ProximitySVI:
@@ -570,10 +571,26 @@ def test_annealing_is_tempered_in_training_and_not_in_evaluation() -> None:
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_numpyros_svi_does_not_anneal_and_says_so() -> None:
-    annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), 2.0)
-    with pytest.raises(TypeError, match=r"`AnnealedELBO` must be given to ProximitySVI"):
-        SVI(belief_network, belief_guide, optax.adam(0.02), annealed).run(KEY, 5, PIXELS, progress_bar=False)
+def test_numpyros_svi_takes_a_constant_temperature() -> None:
+    """NumPyro's SVI and ours, which knows the step, then take the same steps."""
+    annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), 2.0, relative=False)
+    options = (belief_network, belief_guide, optax.adam(0.02), annealed)
+    theirs = SVI(*options).run(KEY, 20, PIXELS, progress_bar=False)
+    ours = proxvi.ProximitySVI(*options, ()).run(KEY, 20, PIXELS, progress_bar=False)
+    plain = SVI(*options[:3], annealed.elbo).run(KEY, 20, PIXELS, progress_bar=False)
+    np.testing.assert_allclose(theirs.losses, ours.losses, rtol=1e-5)
+    np.testing.assert_allclose(theirs.params["encoder"], ours.params["encoder"], rtol=1e-4, atol=1e-6)
+    assert jnp.any(jnp.abs(theirs.params["encoder"] - plain.params["encoder"]) > 1e-3)
+
+
+@pytest.mark.parametrize("temperature", [2.0, optax.exponential_decay(2.0, 100, 1e-10)], ids=["relative", "schedule"])
+def test_numpyros_svi_warns_that_it_does_not_anneal(temperature: Any) -> None:
+    annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), temperature)
+    options = (belief_network, belief_guide, optax.adam(0.02))
+    with pytest.warns(UserWarning, match="`AnnealedELBO` must be told the step"):
+        theirs = SVI(*options, annealed).run(KEY, 5, PIXELS, progress_bar=False)
+    plain = SVI(*options, annealed.elbo).run(KEY, 5, PIXELS, progress_bar=False)
+    np.testing.assert_array_equal(theirs.losses, plain.losses)
 
 
 def test_forward_mode_for_models_that_have_no_other() -> None:

@@ -9,19 +9,22 @@ from proxvi.evaluation import evaluate
 from proxvi.starts import multistart
 from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
 from proxvi.svi import ProximitySVI
-from proxvi.training import ConfigurationError, fit
+from proxvi.training import Checkpointing, ConfigurationError, Reporting, Validation, fit
 from proxvi.transforms import proximity, proximity_inner_loop, telemetry
 
 __version__ = _version("proxvi")
 
 __all__ = [
     "AnnealedELBO",
+    "Checkpointing",
     "ConfigurationError",
     "LeaveOneOutELBO",
     "Proximity",
     "ProximitySVI",
     "Reference",
+    "Reporting",
     "Telemetry",
+    "Validation",
     "VimcoELBO",
     "WarmUpELBO",
     "entropy",

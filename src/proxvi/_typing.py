@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
@@ -24,12 +25,16 @@ else:
     Bool, Float, Int, Shaped = (getattr(_jaxtyping, name, _Unchecked) for name in ("Bool", "Float", "Int", "Shaped"))
 
 __all__ = [
+    "Batch",
     "Bool",
     "Distance",
     "Distribution",
     "Float",
     "Guide",
     "Int",
+    "Json",
+    "Leaves",
+    "Metrics",
     "Model",
     "ParamTree",
     "Params",
@@ -44,6 +49,10 @@ Distribution = dist.Distribution
 Tree = Any  # arrays, or distributions, nested in any way that JAX knows
 ParamTree = Any  # a tree of floating-point arrays: what an Optax optimiser moves
 Params = dict[str, Any]  # NumPyro's parameters by name, each a tree of arrays
+Batch = tuple[Tree, ...]  # the arguments of a model, in their order
+Leaves = dict[str, Array | np.ndarray]  # the arrays of a tree, by their path in it
+Json = dict[str, Any]  # what `json.dumps` takes
+Metrics = dict[str, int | float | list[float]]  # a list has one number for each constraint
 Trace = dict[str, dict[str, Any]]  # NumPyro's sites by name
 Model = Callable[..., Any]  # of the data
 Guide = Callable[..., Any]

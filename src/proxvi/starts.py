@@ -1,7 +1,7 @@
-"""`multistart`: many starts in one program, and how much the result depends on where it started."""
+"""`multistart`: many starts in one program, and a report of how much the result depends on the start."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from proxvi._typing import Float, Int, ParamTree, Tree
 from proxvi._validation import check_integer, common_length
 
 __all__ = ["Basin", "Sensitivity", "Starts", "multistart"]
@@ -19,20 +20,20 @@ class Basin(NamedTuple):
 
     Args:
         elbo: the best of them.
-        starts: their numbers, the best one first.
+        starts: numbers of the starts, the best one first.
     """
 
     elbo: float
-    starts: np.ndarray
+    starts: Int[np.ndarray, " starts"]
 
 
 class Sensitivity(NamedTuple):
     """How much an inference depends on its start; prints as a table.
 
     Args:
-        tolerance: the ELBOs that count as the same, in nats.
+        tolerance: ELBOs that differ by less count as the same, in nats.
         best: the best final ELBO.
-        median: the one in the middle.
+        median: the median of them.
         worst: the worst finite one.
         share: the share of starts within the tolerance of the best.
         not_finite: how many starts ended without a finite ELBO.
@@ -74,15 +75,16 @@ class Starts(NamedTuple):
         traces: the ELBOs on the way, starts × steps.
     """
 
-    elbos: Array
-    params: Any
-    traces: Array
+    elbos: Float[Array, " starts"]
+    params: ParamTree
+    traces: Float[Array, "starts steps"]
 
     def report(self, tolerance: float = 2.0) -> Sensitivity:
         """How much the result depends on the start.
 
         Args:
-            tolerance: the ELBOs that count as the same, in nats; more than the noise of the final ELBOs.
+            tolerance: ELBOs that differ by less count as the same, in nats. Choose more than the noise of the final
+                ELBOs.
         """
         if not tolerance > 0:
             raise ValueError(f"`tolerance` must be above 0, got {tolerance}; 2 nats is the default.")
@@ -105,7 +107,11 @@ class Starts(NamedTuple):
 
 
 def multistart(
-    optimise: Callable[[Any], tuple[Any, Array]], starts: Any, *, average_last: int = 1, mesh: Mesh | None = None
+    optimise: Callable[[Tree], tuple[ParamTree, Array]],
+    starts: Tree,
+    *,
+    average_last: int = 1,
+    mesh: Mesh | None = None,
 ) -> Starts:
     """Run an optimisation from many starts, as one compiled program.
 
@@ -140,7 +146,7 @@ def multistart(
               1        -0.00         0.00        3  3
               2        -1.00         1.00        3  0
 
-        With NumPyro, the starts are keys. An autoguide keeps where it started first, so make a new one within::
+        With NumPyro, the starts are keys. An autoguide remembers its first start, so make a new one inside::
 
             def optimise(key):
                 svi = proxvi.ProximitySVI(model, AutoNormal(model), optimizer, elbo, constraint)
@@ -153,12 +159,12 @@ def multistart(
     count = common_length("starts", starts, "use `jax.random.split(key, n)`, or stack the initial parameters")
     mesh = Mesh(np.array(jax.devices()), "starts") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
     devices = mesh.devices.shape[0]
-    rows = jnp.arange(-(-count // devices) * devices) % count  # as many for each device; what is over is dropped below
+    rows = jnp.arange(-(-count // devices) * devices) % count  # equally many for each device; the surplus is dropped
     spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
     starts = jax.device_put(jax.tree.map(lambda x: x[rows], starts), spread)
 
-    def checked(start: Any) -> tuple[Any, Array]:
-        """As `optimise`, refused while it is compiled: before the work, and not after it."""
+    def checked(start: Tree) -> tuple[ParamTree, Array]:
+        """`optimise`, whose results are checked while it is compiled, before the work."""
         params, trace = optimise(start)
         if jnp.ndim(trace) != 1:
             raise ValueError(

@@ -1,7 +1,6 @@
-"""Log weights of samples of a guide under a model, row by row; for `evaluate`."""
+"""Log weights of samples of a guide under a model, row by row."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,36 +9,50 @@ from jax.sharding import Mesh, PartitionSpec
 from numpyro import handlers
 
 from proxvi._distributions import log_density
+from proxvi._typing import Float, Guide, Int, Model, Params, Scalar, Trace, Tree
 
 __all__ = ["check_sites", "log_weights"]
+
+ModelAndGuide = tuple[Model, Guide]
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
 def log_weights(
-    params: Any,
-    key: Any,
-    numbers: Any,
-    rows: Any,
-    pair: Any,
+    params: Params,
+    key: Array,
+    numbers: Int[Array, " rows"],
+    rows: tuple[Tree, ...],
+    pair: ModelAndGuide,
     plates: tuple[str, ...],
     mesh: Mesh,
     num_samples: int,
     at_once: tuple[int, int],
-) -> Array:
-    """Log weights, rows × samples, of a pair of model and guide; `at_once` are rows and samples, too.
+) -> Float[Array, "rows samples"]:
+    """`w_ns = log p(x_n, z_s) − log q(z_s | x_n)`.
 
-    A row's index in `plates` is its number.
+    Samples of one row that run together share what they have in common, such as the row's inference network. A layer
+    that takes samples to pixels is one matrix product over all rows and samples that run together.
 
-    What a row's samples have in common, such as its inference network, is computed once for those that run together,
-    and a layer that takes samples to pixels is one matrix product over all rows and samples that do.
+    Args:
+        params: of the model and the guide.
+        key: for the samples.
+        numbers: of the rows, which are also their indices in `plates`.
+        rows: the data.
+        pair: model and guide.
+        plates: those that hold all rows.
+        mesh: devices to spread the rows over.
+        num_samples: of each row.
+        at_once: how many rows, and how many samples of each, run together on a device.
     """
 
-    def on_one_device(params: Any, key: Any, numbers: Any, rows: Any) -> Array:
-        def of_row(numbered: Any) -> Array:
+    def on_one_device(
+        params: Params, key: Array, numbers: Int[Array, " own_rows"], rows: tuple[Tree, ...]
+    ) -> Float[Array, "own_rows samples"]:
+        def of_row(numbered: tuple[Array, tuple[Tree, ...]]) -> Float[Array, " samples"]:
             number, row = numbered
             args, row_keys = jax.tree.map(lambda x: x[None], row), jax.random.split(jax.random.fold_in(key, number))
 
-            def of_sample(sample: Array) -> Array:
+            def of_sample(sample: Int[Array, ""]) -> Scalar:
                 keys = jax.random.fold_in(row_keys[0], sample), jax.random.fold_in(row_keys[1], sample)
                 traces = _traces(keys, pair, {**params, **dict.fromkeys(plates, number[None])}, args)
                 return _log_density(traces[0]) - _log_density(traces[1])
@@ -60,16 +73,18 @@ def log_weights(
     return run(params, key, numbers, rows)
 
 
-def _traces(keys: Any, pair: Any, params: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model at a sample of the guide, and the guide at it."""
+def _traces(
+    keys: Array | tuple[Array, Array], pair: ModelAndGuide, params: Params, args: tuple[Tree, ...]
+) -> tuple[Trace, Trace]:
+    """The trace of the model at a sample of the guide, and the guide's."""
     model, guide = (handlers.seed(f, key) for f, key in zip(pair, keys, strict=True))
     guide_trace = handlers.trace(handlers.substitute(guide, data=params)).get_trace(*args)
     replayed = handlers.substitute(handlers.replay(model, guide_trace), data=params)
     return handlers.trace(replayed).get_trace(*args), guide_trace
 
 
-def _log_density(trace: dict[str, Any]) -> Array:
-    """Of all sites together, without their scales."""
+def _log_density(trace: Trace) -> Scalar:
+    """The log density of all sites together, without their scales."""
     total = jnp.zeros(())
     for site in trace.values():
         if site["type"] == "sample":
@@ -77,17 +92,17 @@ def _log_density(trace: dict[str, Any]) -> Array:
     return total
 
 
-def check_sites(pair: Any, params: Any, args: Any) -> tuple[str, ...]:
-    """Refuse what would give a number that is no likelihood of a row; looks at shapes alone, of 1 row and of 2.
+def check_sites(pair: ModelAndGuide, params: Params, args: tuple[Tree, ...]) -> tuple[str, ...]:
+    """Refuse models for which `log_weights` would not be the likelihood of a row, by the shapes of 1 row and of 2.
 
     Returns:
-        The plates that hold all rows, of which the model takes those that it is given.
+        The plates that hold all rows, subsampled to those that the model is given.
     """
 
-    def sites(count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    def sites(count: int) -> list[Trace]:
+        found: list[Trace] = []
 
-        def look(params: Any, args: Any) -> None:
+        def look(params: Params, args: tuple[Tree, ...]) -> None:
             found.extend(_traces(jax.random.split(jax.random.key(0)), pair, params, args))
 
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args)

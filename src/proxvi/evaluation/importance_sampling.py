@@ -1,14 +1,15 @@
-"""`evaluate`: ELBO and marginal likelihood of held-out data by importance sampling, and how far to trust them."""
+"""`evaluate`: ELBO and marginal likelihood of held-out data by importance sampling, with their errors."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import tqdm
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from proxvi._typing import Float, Guide, Model, Params, Tree
 from proxvi._validation import check_integer, common_length
 from proxvi.evaluation._log_weights import check_sites, log_weights
 
@@ -16,7 +17,7 @@ __all__ = ["Evaluation", "evaluate"]
 
 TOO_HEAVY = 0.7  # k̂ above it: the variance of the estimate cannot be trusted (Vehtari et al. 2024)
 ROUNDING = 1e-3  # log weights of float32 that differ by less are the same
-ON_HOST = 2**18  # log weights of one device that are looked at together
+ON_HOST = 2**18  # log weights of one device that are summarised together
 
 
 class Evaluation(NamedTuple):
@@ -34,18 +35,18 @@ class Evaluation(NamedTuple):
         log_likelihood_standard_error: as for the ELBO.
         log_likelihood_monte_carlo_error: as for the ELBO; by the delta method, the variance of row n is
             `(S / effective_n − 1) / (S − 1)`. Do not trust it where many k̂ are above 0.7.
-        log_likelihood_bias: about how far `log_likelihood` is from the truth on average: minus half the mean of those
-            variances; more samples remove it, more rows do not.
+        log_likelihood_bias: roughly the bias of `log_likelihood`: minus half the mean of those variances. More samples
+            remove it, more rows do not.
         effective_sample_size: mean of `effective_sample_sizes`.
-        khat_above: share of rows with k̂ above 0.7, whose estimates rest on too few samples, among those whose k̂ is
-            known; NaN if none is.
+        khat_above: share of rows with k̂ above 0.7, among those whose k̂ is known; NaN if none is. Estimates of such
+            rows rest on too few samples.
         num_samples: `S`.
         elbos: for each row.
         log_likelihoods: for each row.
         effective_sample_sizes: for each row, between 1 and `S`.
-        khats: for each row the Pareto k̂ of its weights (PSIS). −∞ if the largest weights are all the same, ∞ if most
-            of them are nothing beside the largest; NaN if no Pareto distribution fits, if `S` is below 25, or if
-            `arviz-stats` is missing (the extra `diagnostics`).
+        khats: for each row the Pareto k̂ of its weights (PSIS). −∞ if the largest weights are all equal, ∞ if most of
+            them vanish beside the largest. NaN if no Pareto distribution fits, if `S` is below 25, or if `arviz-stats`
+            is missing (the extra `diagnostics`).
     """
 
     elbo: float
@@ -58,10 +59,10 @@ class Evaluation(NamedTuple):
     effective_sample_size: float
     khat_above: float
     num_samples: int
-    elbos: np.ndarray
-    log_likelihoods: np.ndarray
-    effective_sample_sizes: np.ndarray
-    khats: np.ndarray
+    elbos: Float[np.ndarray, " rows"]
+    log_likelihoods: Float[np.ndarray, " rows"]
+    effective_sample_sizes: Float[np.ndarray, " rows"]
+    khats: Float[np.ndarray, " rows"]
 
     def __str__(self) -> str:
         unknown = int(np.sum(np.isnan(self.khats)))
@@ -78,11 +79,11 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    key: Any,
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    params: dict[str, Any],
-    data: Any,
+    key: Array,
+    model: Model,
+    guide: Guide,
+    params: Params,
+    data: Tree,
     *,
     num_samples: int,
     chunk: int = 250,
@@ -95,10 +96,10 @@ def evaluate(
         E[mean_s w_ns] = ELBO(x_n) ≤ E[log mean_s exp w_ns] ≤ log p(x_n)
 
     The model and the guide see one row at a time, as a batch of 1, and every latent variable must be the row's own.
-    Densities are taken as they are: what scales them in training (`handlers.scale`, a subsampled plate of rows) is left
-    out. In a plate of all rows that is subsampled to those given, the index of row n is n, for guides that have
-    parameters for each row. A sample is a function of the key, of the number of its row and of its own: `chunk` and
-    `mesh` change nothing but the rounding.
+    Densities are not scaled: what scales them in training (`handlers.scale`, a subsampled plate of rows) is ignored.
+    If a plate of all rows is subsampled to those given, the index of row n is n. So a guide may have parameters for
+    each row. A sample depends only on the key, on the number of its row and on its own number, so `chunk` and `mesh`
+    change nothing but the rounding.
 
     Args:
         key: for the samples.
@@ -107,13 +108,13 @@ def evaluate(
         params: values of all parameters of both, as in `result.params`.
         data: rows, as the model takes them (a tuple for several arguments).
         num_samples: `S`, samples for each row; the paper takes 5,000.
-        chunk: how many pairs of a row and a sample each device computes at once, which bounds the memory; 250 suit the
-            cache of a CPU, a GPU wants more.
-        progress: whether to show a progress bar; None does on a terminal.
+        chunk: how many pairs of a row and a sample each device computes at once. It bounds the memory. 250 suit the
+            cache of a CPU; a GPU needs more to be busy.
+        progress: whether to show a progress bar; None shows it on a terminal.
         mesh: devices of this process, along whose first axis the rows are spread; None takes all of them.
 
     Returns:
-        The two means, their errors, and what they are made of.
+        The two means, their errors, and the estimates for each row.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -133,7 +134,7 @@ def evaluate(
     """
     check_integer("num_samples", num_samples, at_least=2, remedy="the error comes from their spread")
     check_integer("chunk", chunk, remedy="less takes less memory, and longer")
-    args: tuple[Any, ...] = data if isinstance(data, tuple) else (data,)
+    args: tuple[Tree, ...] = data if isinstance(data, tuple) else (data,)
     rows = common_length("data", args, "write `x[None]` for one row")
     plates = check_sites((model, guide), params, args)
     mesh = Mesh(np.array(jax.local_devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)
@@ -175,11 +176,10 @@ def evaluate(
     )
 
 
-def _summary(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
+def _summary(log_weights: Float[np.ndarray, "rows samples"]) -> tuple[Float[np.ndarray, " rows"], ...]:
     """Of each row: the ELBO and its variance, the log likelihood and its variance, the effective samples, k̂."""
     samples = log_weights.shape[1]
-    # Weights that are all 0, or not numbers, make results that are not numbers; those that PSIS smooths, and we do not
-    # use, overflow where k̂ is large.
+    # Weights that are all 0, or NaN, give NaN. PSIS's smoothed weights, which are not used, overflow where k̂ is large.
     with np.errstate(invalid="ignore", over="ignore"):
         top = np.max(log_weights, axis=1, keepdims=True)
         gaps = log_weights - top
@@ -196,7 +196,7 @@ def _summary(log_weights: np.ndarray) -> tuple[np.ndarray, ...]:
         )
 
 
-def _khats(log_weights: np.ndarray) -> np.ndarray:
+def _khats(log_weights: Float[np.ndarray, "rows samples"]) -> Float[np.ndarray, " rows"]:
     samples = log_weights.shape[1]
     unknown = np.full(len(log_weights), np.nan)
     if samples < 25:  # a tail of less than 5, too few for a fit
@@ -206,10 +206,10 @@ def _khats(log_weights: np.ndarray) -> np.ndarray:
     except ImportError:
         return unknown
 
-    def khat(row: np.ndarray) -> float:
+    def khat(row: Float[np.ndarray, " samples"]) -> float:
         if np.ptp(row) < ROUNDING:
             return -np.inf
-        # Where even the tail's lower quarter is 0 beside the largest weight, the fit has nothing to hold on to.
+        # No fit is possible where even the lower quarter of the tail is 0 beside the largest weight.
         if np.count_nonzero(row > np.max(row) - 700.0) < 0.75 * min(samples / 5, 3 * samples**0.5):
             return np.inf
         try:
@@ -220,7 +220,7 @@ def _khats(log_weights: np.ndarray) -> np.ndarray:
     return np.array([khat(row) for row in log_weights])
 
 
-def _mean(values: np.ndarray, variances: np.ndarray) -> tuple[float, float, float]:
+def _mean(values: Float[np.ndarray, " rows"], variances: Float[np.ndarray, " rows"]) -> tuple[float, float, float]:
     """The mean, its error over data, its error over samples."""
     count = len(values)
     with np.errstate(invalid="ignore"):

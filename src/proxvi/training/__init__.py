@@ -2,5 +2,6 @@
 
 from proxvi.training.checkpoints import ConfigurationError
 from proxvi.training.fitting import fit
+from proxvi.training.options import Checkpointing, Reporting, Validation
 
-__all__ = ["ConfigurationError", "fit"]
+__all__ = ["Checkpointing", "ConfigurationError", "Reporting", "Validation", "fit"]

@@ -1,46 +1,76 @@
-"""Where batches come from: arrays in memory, addressed by the step, or a stream that remembers its place."""
+"""Where batches come from: arrays in memory, or a stream that remembers its place."""
 
 import base64
 import copy
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.experimental import multihost_utils
 
+from proxvi._typing import Batch, Json, Tree
 from proxvi._validation import common_length
+from proxvi.training._fingerprint import digest, signature
+from proxvi.training._placement import Placement
+from proxvi.training._processes import everyones, local
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
+
+
+def make_source(
+    data: tuple[Tree, ...], batch_size: int | None, key: Array, longest: int, placement: Placement
+) -> "Arrays | Stream":
+    """A source of batches: a `Stream` for one iterable that is no array, `Arrays` for anything else."""
+    if len(data) == 1 and isinstance(data[0], tuple):
+        raise TypeError(
+            f"`data` must be what the model takes, one argument after the other, got a tuple of {len(data[0])}; "
+            "write `fit(svi, key, num_steps, x, y)`, or make a list of what is to be a stream of batches."
+        )
+    if len(data) == 1 and _is_stream(data[0]):
+        if batch_size is not None:
+            raise ValueError(
+                f"`batch_size` must be None where `data` is an iterable, got {batch_size}; the iterable makes its "
+                "own batches."
+            )
+        return Stream(data[0], longest, placement.split_stack)
+    source = Arrays(placement.copy(data), batch_size, key, longest, placement.split)
+    if (size := batch_size or 0) % placement.num_parts:
+        raise ValueError(
+            f"`batch_size` must be a multiple of the {placement.num_parts} devices along the first axis of `mesh`, "
+            f"got {size}; change one of them."
+        )
+    return source
+
+
+def _is_stream(x: Tree) -> bool:
+    is_array = hasattr(x, "shape") and hasattr(x, "dtype")
+    return not isinstance(x, dict) and not is_array and hasattr(x, "__iter__")
 
 
 class Arrays:
     """Arrays in memory; every epoch visits each row once, in an order that only the key and the epoch decide.
 
     The batch of step t is rows `order_e[B i : B (i + 1)]`, where `e, i = divmod(t, N // B)` and `order_e` is
-    `jax.random.permutation(fold_in(key, e), N)`. So there is nothing to remember, and a resumed run sees the same
-    batches. The `N % B` rows left over in an epoch are other ones in the next.
+    `jax.random.permutation(fold_in(key, e), N)`. So a resumed run sees the same batches, and there is nothing to save.
+    The `N % B` rows that an epoch leaves out are other ones in the next.
 
     Args:
         arrays: with a common leading axis.
-        batch_size: rows of a batch; None hands the arrays on as they are.
+        batch_size: rows of a batch; None takes the whole arrays as one batch.
         key: for the order.
         longest: the most steps of one feed.
-        shard: a function that spreads a batch over devices.
+        split: a function that splits a batch over devices.
     """
 
     def __init__(
         self,
-        arrays: tuple[Any, ...],
+        arrays: tuple[Tree, ...],
         batch_size: int | None,
         key: Array,
         longest: int,
-        shard: Callable[[Any], Any] = lambda batch: batch,
+        split: Callable[[Tree], Tree] = lambda batch: batch,
     ) -> None:
         self.rows = (
             0
@@ -52,7 +82,7 @@ class Arrays:
                 f"`batch_size` must lie between 1 and the {self.rows} rows of the data, got {batch_size}; None "
                 "uses all of them at every step."
             )
-        self.arrays, self.batch_size, self.key, self._shard = arrays, batch_size, key, shard
+        self.arrays, self.batch_size, self.key, self._split = arrays, batch_size, key, split
         self.longest = longest
         self.steps_per_epoch = 1 if batch_size is None else self.rows // batch_size
         # Orders are made for whole blocks of epochs, so that short epochs do not mean short feeds.
@@ -66,8 +96,8 @@ class Arrays:
 
         return jax.lax.map(order, first + jnp.arange(self._epochs))
 
-    def feed(self, step: int, limit: int) -> tuple[Any, int]:
-        """What `pick` needs for steps from `step` on, and for how many of them it will do, at most `limit`."""
+    def feed(self, step: int, limit: int) -> tuple[Tree, int]:
+        """What `pick` needs from `step` on, and for how many steps it is enough, at most `limit`."""
         if self.batch_size is None:
             return (self.arrays, self._orders), limit
         block, start = divmod(step, self._epochs * self.steps_per_epoch)
@@ -75,8 +105,8 @@ class Arrays:
             self._block, self._orders = block, self._make(self.key, jnp.asarray(block * self._epochs))
         return (self.arrays, self._orders), min(limit, self._epochs * self.steps_per_epoch - start)
 
-    def first(self) -> tuple[Any, ...]:
-        """The batch of step 0, for `init` to look at."""
+    def first(self) -> Batch:
+        """The batch of step 0, for `init`."""
         arrays = jax.tree.map(local, self.arrays)
         if self.batch_size is None:
             return arrays
@@ -84,56 +114,57 @@ class Arrays:
         rows = np.asarray(orders)[0, : self.batch_size]
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays)
 
-    def pick(self, feed: Any, step: Array, i: Array) -> tuple[Any, ...]:
+    def pick(self, feed: Tree, step: Array, i: Array) -> Batch:
         """The batch of `step`, the `i`-th of its feed; runs on the device."""
         del i
         arrays, orders = feed
         if self.batch_size is None:
-            return self._shard(arrays)
+            return self._split(arrays)
         epoch, place = jnp.divmod(step, self.steps_per_epoch)
         start = (epoch % self._epochs, place * self.batch_size)
         rows = jax.lax.dynamic_slice(orders, start, (1, self.batch_size))[0]
-        return self._shard(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
+        return self._split(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
 
-    def state(self, step: int) -> Any:
-        """Nothing: the step says it all."""
-        del step
+    def state(self, step: int) -> None:
+        """None: the step says it all."""
 
-    def seek(self, step: int, state: Any) -> None:
+    def seek(self, step: int, state: None) -> None:
         """Go to `step`; nothing to do."""
 
-    def ahead(self, step: int, limit: int) -> None:
-        """Nothing to fetch."""
+    def fetch_ahead(self, step: int, limit: int) -> None:
+        """Prepare the next feed; nothing to do."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """What a checkpoint must agree with, contents included."""
         arrays = jax.tree.map(local, self.arrays)
         return {"batch_size": self.batch_size, "data": signature(arrays), "data_digest": digest(arrays)}
 
 
 class Stream:
-    """Batches from an iterable, such as a Grain loader, a few at a time to the device.
+    """Batches from an iterable, such as a Grain loader; the device gets a few at a time.
 
-    An iterator with `get_state` and `set_state`, as Grain's, is resumed where it was; any other is started again and
-    run forward to its place. An iterable that ends is started again.
+    An iterator with `get_state` and `set_state`, as Grain has, is resumed at its place. Any other is started again, and
+    its batches are skipped up to that place. An iterable that ends is started again.
 
     Args:
         batches: an iterable of batches; a tuple is several arguments of the model.
         longest: the most steps of one feed.
-        shard: a function that spreads a stack of batches over devices.
+        split: a function that splits a stack of batches over devices.
     """
 
-    def __init__(self, batches: Iterable[Any], longest: int, shard: Callable[[Any], Any] = lambda stack: stack) -> None:
-        self._batches, self._shard = batches, shard
+    def __init__(
+        self, batches: Iterable[Tree], longest: int, split: Callable[[Tree], Tree] = lambda stack: stack
+    ) -> None:
+        self._batches, self._split = batches, split
         self._iterator, self._epoch = iter(batches), 0
-        self._states: dict[int, Any] = {0: self._position()}
+        self._states = {0: self._position()}
         self._first = first = self._next()
         size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(first))
         self.longest = max(1, min(longest, STREAM_BYTES // max(size, 1)))
         self._pending = [first]  # pulled, and not yet part of a feed
-        self._feed: tuple[int, Any, int] | None = None
+        self._feed: tuple[int, Tree, int] | None = None
 
-    def _position(self) -> Any:
+    def _position(self) -> Json | None:
         if not hasattr(self._iterator, "get_state"):
             return None
         state = self._iterator.get_state()  # pyright: ignore[reportAttributeAccessIssue]
@@ -141,7 +172,7 @@ class Stream:
             return {"epoch": self._epoch, "base64": base64.b64encode(state).decode()}
         return {"epoch": self._epoch, "state": copy.deepcopy(state)}  # the iterator's own may change as it goes on
 
-    def _next(self) -> tuple[Any, ...]:
+    def _next(self) -> Batch:
         batch = next(self._iterator, None)
         if batch is None:
             self._epoch += 1
@@ -157,20 +188,20 @@ class Stream:
             raise ValueError(f"`data` must be arrays or an iterable of batches, got one of {batch!r}; pass an array.")
         return batch
 
-    def first(self) -> tuple[Any, ...]:
-        """The batch of step 0, for `init` to look at; in several processes this one's part."""
+    def first(self) -> Batch:
+        """The batch of step 0, for `init`; in several processes the part of this one."""
         return self._first
 
-    def feed(self, step: int, limit: int) -> tuple[Any, int]:
+    def feed(self, step: int, limit: int) -> tuple[Tree, int]:
         """A stack of batches from `step` on, and how many there are."""
         if self._feed is None or self._feed[0] != step:
-            self.ahead(step, limit)
+            self.fetch_ahead(step, limit)
         assert self._feed is not None
         _, stack, length = self._feed
         return stack, length
 
-    def ahead(self, step: int, limit: int) -> None:
-        """Fetch the next feed while the device is busy with this one."""
+    def fetch_ahead(self, step: int, limit: int) -> None:
+        """Prepare the next feed while the device is busy with this one."""
         if limit < 1 or (self._feed is not None and self._feed[0] == step):
             return
         length = min(limit, self.longest)
@@ -186,20 +217,20 @@ class Stream:
                 f"`data` must yield batches of one shape, got {sorted({signature(batch) for batch in batches})}; drop "
                 "the short one at the end of an epoch (`drop_remainder=True` in Grain)."
             ) from error
-        self._feed = (step, self._shard(stack), length)
+        self._feed = (step, self._split(stack), length)
 
-    def pick(self, feed: Any, step: Array, i: Array) -> tuple[Any, ...]:
+    def pick(self, feed: Tree, step: Array, i: Array) -> Batch:
         """The `i`-th batch of a feed; runs on the device."""
         del step
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), feed)
 
-    def state(self, step: int) -> Any:
+    def state(self, step: int) -> list[Json | str | None]:
         """Where the iterator of each process was before the batch of `step`."""
         return everyones(self._states[step])
 
-    def seek(self, step: int, state: Any) -> None:
+    def seek(self, step: int, states: list[Json | None]) -> None:
         """Go from the start to `step`: by the iterator's own state, or by counting."""
-        state = state[jax.process_index()]
+        state = states[jax.process_index()]
         if state is None:
             for _ in range(step):
                 if self._pending:
@@ -212,42 +243,6 @@ class Stream:
             self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
         self._feed, self._states = None, {step: state}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """What a checkpoint must agree with."""
         return {"batch": signature(self._first), "batch_digest": everyones(digest(self._first))}
-
-
-def signature(tree: Any) -> str:
-    """Shapes and dtypes, for a person and for comparison."""
-    arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree)]  # nothing leaves the device
-    leaves = [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in arrays]
-    return ", ".join(leaves) or "none"
-
-
-def digest(tree: Any) -> str:
-    """SHA-256 of the contents."""
-    total = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        total.update(np.ascontiguousarray(leaf).tobytes())
-    return total.hexdigest()
-
-
-def is_key(x: Any) -> bool:
-    """Whether these are typed random keys, which have no bytes of their own to show."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def everyones(value: Any) -> list[Any]:
-    """The `value` (JSON) of every process, in each of them."""
-    if jax.process_count() == 1:
-        return [value]
-    own = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = np.ravel(multihost_utils.process_allgather(np.asarray(own.size)))
-    padded = np.pad(own, (0, int(sizes.max()) - own.size))
-    rows = multihost_utils.process_allgather(padded)
-    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
-
-
-def local(x: Any) -> Any:
-    """The copy of a replicated array that this process holds."""
-    return x.addressable_data(0) if isinstance(x, jax.Array) and not x.is_fully_addressable else x

@@ -145,15 +145,16 @@ def train(
         trial.steps,
         digits.train,
         batch_size=trial.batch_size,
-        report_every=max(LEAST, trial.steps // REPORTS),
-        progress=progress,
-        measure=jax.jit(lambda params: trial.watch(svi, params, watched)),
-        metrics_file=folder / "metrics.jsonl",
-        checkpoints=folder / "checkpoints",
-        checkpoint_every=checkpoint_every,
-        keep=2,
-        configuration=trial.training,
-        validation=watched,
+        checkpointing=proxvi.Checkpointing(
+            folder / "checkpoints", every=checkpoint_every, keep=2, configuration=trial.training
+        ),
+        reporting=proxvi.Reporting(
+            every=max(LEAST, trial.steps // REPORTS),
+            progress=progress,
+            measure=jax.jit(lambda params: trial.watch(svi, params, watched)),
+            metrics_file=folder / "metrics.jsonl",
+        ),
+        validation=proxvi.Validation(watched),
     )
     return svi, result
 

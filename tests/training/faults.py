@@ -1,10 +1,10 @@
-"""What a run of `proxvi.fit` survives: kill −9, SIGTERM, flipped bits, cut files, a full disk, NaN.
+"""Faults that a run of `proxvi.fit` survives: kill −9, SIGTERM, flipped bits, cut files, a full disk, NaN.
 
-    python benchmarks/faults.py all --folder /tmp/faults
-    python benchmarks/faults.py kill --times 200 --folder /tmp/faults
+    python tests/training/faults.py all --folder /tmp/faults
+    python tests/training/faults.py kill --times 200 --folder /tmp/faults
 
-Every check compares final bits (parameters, optimiser, reference, losses) with those of a run that was left alone, and
-ends with an error if one is off. The disk check mounts a small file system, which needs root.
+The tests run the same faults, fewer times. Each compares the final bits (parameters, optimiser, reference, losses) with
+those of a run without a fault, and fails if they differ. The full disk is a small file system; to mount it needs root.
 """
 
 import argparse
@@ -31,18 +31,18 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
-from proxvi.training._batches import is_key
-from proxvi.training._chunks import Run
+from proxvi.training._chunks import ChunkRunner
+from proxvi.training._fingerprint import is_key
+from proxvi.training._orbax_store import OrbaxStore
 from proxvi.training.checkpoints import Checkpoints
-from proxvi.training.fitting import _reproducible
 
-STEPS, ROWS = 3_000, 1_000
+STEPS, NUM_ROWS = 3_000, 1_000
 
 
 def model(x, bad=False):
     mean = numpyro.sample("mean", dist.Normal(jnp.zeros(50), 10.0).to_event(1))
     numpyro.factor("spoil", jnp.log(jnp.where(bad, -1.0, 1.0)))
-    with numpyro.plate("data", ROWS, subsample_size=x.shape[0]):
+    with numpyro.plate("data", NUM_ROWS, subsample_size=x.shape[0]):
         numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
 
@@ -51,12 +51,16 @@ def make_svi():
     return proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.05, b2=0.99), Trace_ELBO(), constraint)
 
 
-def run(folder, **options):
-    """The run that all this is about; `folder` None leaves it alone."""
+def run(folder, *, checkpoint_every=0.0, **reporting):
+    """The run that the faults disturb; with `folder` None it saves nothing."""
+    checkpointing = None
     if folder is not None:
-        options = {"checkpoints": folder / "checkpoints", "metrics_file": folder / "metrics.jsonl", **options}
-    options = {"report_every": 100, "checkpoint_every": 0.0, "progress": False, **options}
-    return proxvi.fit(make_svi(), jax.random.key(0), STEPS, data(), batch_size=100, **options)
+        checkpointing = proxvi.Checkpointing(folder / "checkpoints", every=checkpoint_every)
+        reporting = {"metrics_file": folder / "metrics.jsonl", **reporting}
+    reporting = proxvi.Reporting(**{"every": 100, "progress": False, **reporting})
+    return proxvi.fit(
+        make_svi(), jax.random.key(0), STEPS, data(), batch_size=100, checkpointing=checkpointing, reporting=reporting
+    )
 
 
 def bits(result):
@@ -73,7 +77,7 @@ def digest(tree):
 
 
 def data():
-    return 3.0 + np.random.default_rng(0).standard_normal((ROWS, 50), np.float32)
+    return 3.0 + np.random.default_rng(0).standard_normal((NUM_ROWS, 50), np.float32)
 
 
 def start(folder):
@@ -161,16 +165,16 @@ def damage(folder, flips, cuts, runs=3):
     shutil.rmtree(folder, ignore_errors=True)
     pristine, place = folder / "pristine", folder / "damaged"
     alone = bits(run(pristine))
-    fresh = Run(_reproducible(make_svi()), jax.random.key(0), (data(),), 100, 100, None)
+    fresh = ChunkRunner(make_svi(), jax.random.key(0), (data(),), 100, 100, None)
     configuration = {**fresh.describe(), "user": None}
 
     def load(path):
-        checkpoints = Checkpoints(path / "checkpoints", configuration, keep=3)
-        with warnings.catch_warnings(record=True) as said:
+        checkpoints = Checkpoints(OrbaxStore(path / "checkpoints", keep=3), configuration)
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             found = checkpoints.restore(lambda step: {"state": fresh.state, "losses": np.empty(step, np.float32)})
         checkpoints.close()
-        return found, any("is damaged" in str(w.message) for w in said)
+        return found, any("is damaged" in str(w.message) for w in warned)
 
     steps = sorted(int(path.name) for path in (pristine / "checkpoints").iterdir() if path.name.isdigit())
     whole = {}  # what each checkpoint holds: the newest, then without it the one before
@@ -231,17 +235,17 @@ def disk(folder):
                         pass
 
         try:
-            run(None, checkpoints=small / "checkpoints", callback=fill)
+            run(small, metrics_file=None, callback=fill)
         except OSError as error:
             print(f"disk full: {str(error)[:300]}")
         else:
             raise SystemExit("a full disk went unnoticed")
         filler.unlink()
-        assert bits(run(None, checkpoints=small / "checkpoints")) == bits(run(None))
+        assert bits(run(small, metrics_file=None)) == bits(run(None))
         print("disk full: resumed from the checkpoint before, same bits at the end")
         subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
         try:
-            run(None, checkpoints=small / "checkpoints")
+            run(small, metrics_file=None)
         except OSError as error:
             print(f"read-only folder: {error}")
         else:
@@ -259,12 +263,13 @@ def nan(folder, times):
     def batches(spoilt):
         return [(rows[:100], np.asarray(t in spoilt)) for t in range(STEPS)]
 
-    result = proxvi.fit(make_svi(), jax.random.key(0), STEPS, batches(set(bad)), report_every=100, progress=False)
+    reporting = proxvi.Reporting(every=100, progress=False)
+    result = proxvi.fit(make_svi(), jax.random.key(0), STEPS, batches(set(bad)), reporting=reporting)
     assert sorted(np.flatnonzero(np.isnan(result.losses))) == sorted(bad)
     assert int(result.state.skipped.total) == times
     assert np.all(np.isfinite(jax.tree.leaves(result.params)[0]))
     print(f"NaN at {times} random steps: all {int(result.state.skipped.total)} left out and counted, the run completed")
-    options = {"report_every": 100, "progress": False, "checkpoints": folder, "checkpoint_every": 0.0}
+    options = {"reporting": reporting, "checkpointing": proxvi.Checkpointing(folder, every=0.0)}
     try:
         proxvi.fit(make_svi(), jax.random.key(0), STEPS, batches(set(range(1_234, STEPS))), **options)
     except FloatingPointError as error:

@@ -11,10 +11,9 @@ import proxvi
 STEPS = 200
 
 
-def fit(num_steps, data, batch_size=None, **options):
-    result = proxvi.fit(
-        faults.make_svi(), jax.random.key(0), num_steps, data, batch_size=batch_size, report_every=20, **options
-    )
+def fit(num_steps, data, metrics_file, **options):
+    reporting = proxvi.Reporting(every=20, metrics_file=metrics_file)
+    result = proxvi.fit(faults.make_svi(), jax.random.key(0), num_steps, data, reporting=reporting, **options)
     print(f"bits {faults.bits(result)} loss {float(result.losses[-1]):.6f}", flush=True)
 
 
@@ -25,7 +24,7 @@ if __name__ == "__main__":
     jax.distributed.initialize(f"localhost:{port}", 2, number, heartbeat_timeout_seconds=20)
     mesh = jax.make_mesh((4,), ("data",))
     rows = faults.data()
-    fit(100, rows, 100, mesh=mesh, metrics_file=f"{folder}-arrays.jsonl")
+    fit(100, rows, f"{folder}-arrays.jsonl", batch_size=100, mesh=mesh)
     # Each process streams the rows that it owns, in an order of its own, half a batch at a time.
     stream = grain.MapDataset.source(rows[number::2]).shuffle(seed=number).repeat().batch(50).to_iter_dataset()
-    fit(STEPS, stream, mesh=mesh, metrics_file=f"{folder}.jsonl", checkpoints=folder, checkpoint_every=0.0)
+    fit(STEPS, stream, f"{folder}.jsonl", mesh=mesh, checkpointing=proxvi.Checkpointing(folder, every=0.0))

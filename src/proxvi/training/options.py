@@ -1,0 +1,133 @@
+"""The options of `fit`, grouped by topic."""
+
+import json
+import numbers
+import os
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+
+from proxvi._typing import Batch, Json, Metrics, Params, Tree
+from proxvi._validation import check_integer
+
+__all__ = ["Checkpointing", "Reporting", "Validation"]
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where and how often `fit` saves; needs the extra `checkpoint`.
+
+    Args:
+        folder: to save to and to resume from; made if it is not there.
+        every: seconds between two checkpoints; 0 saves as often as possible.
+        keep: how many of the latest checkpoints to keep.
+        configuration: what else must agree with a checkpoint, such as your own settings; JSON.
+
+    Example:
+        >>> import proxvi
+        >>> proxvi.Checkpointing("runs/mine", every=60.0, configuration={"data": "version 2"}).keep
+        3
+    """
+
+    folder: str | os.PathLike[str]
+    _: KW_ONLY
+    every: float = 300.0
+    keep: int = 3
+    configuration: Json | None = None
+
+    def __post_init__(self) -> None:
+        _check_path("folder", self.folder, "leave out `checkpointing` to save nothing")
+        if isinstance(self.every, bool) or not isinstance(self.every, numbers.Real) or not self.every >= 0:
+            raise ValueError(
+                f"`every` must be a number of seconds of at least 0, got {self.every!r}; 0 saves as often as possible."
+            )
+        check_integer("keep", self.keep, remedy="1 keeps the latest alone")
+        try:
+            json.dumps(self.configuration)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"`configuration` must be JSON, got {self.configuration!r} ({error}); use numbers, strings, lists and "
+                "dictionaries."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """What `fit` reports, how often, and where to.
+
+    The metrics of a report are `elbo` (mean since the last report), `magnitude`, `distance` and `share` of the
+    constraint (lists, if there are several), `skipped`, `steps_per_second`, `seconds` (those before a restart
+    included), and with `Validation` also `validation_elbo`.
+
+    Args:
+        every: steps between two reports; a validation belongs to each of them.
+        progress: whether to show a progress bar; None shows it on a terminal.
+        measure: metrics of your own: a function of the parameters that returns a dictionary of numbers.
+        callback: called with the step and the metrics at each report.
+        metrics_file: the metrics as JSON lines, null for what is not finite, and a line for each checkpoint that is
+            complete on disk.
+
+    Example:
+        >>> import proxvi
+        >>> reporting = proxvi.Reporting(every=100, callback=lambda step, metrics: print(step, metrics["elbo"]))
+        >>> reporting.every
+        100
+
+        TensorBoard, Weights & Biases and MLflow take the metrics of one constraint as they are::
+
+            writer = tensorboardX.SummaryWriter()
+            callback = lambda step, metrics: [writer.add_scalar(k, v, step) for k, v in metrics.items()]
+
+            callback = lambda step, metrics: wandb.log(metrics, step=step)
+
+            callback = lambda step, metrics: mlflow.log_metrics(metrics, step=step)
+    """
+
+    every: int = 1_000
+    progress: bool | None = None
+    measure: Callable[[Params], dict[str, Tree]] | None = None
+    callback: Callable[[int, Metrics], object] | None = None
+    metrics_file: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("every", self.every, remedy="1 reports after each step")
+        for name, function in {"measure": self.measure, "callback": self.callback}.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"`{name}` must be a function or None, got {function!r}; pass the function itself.")
+        if self.metrics_file is not None:
+            _check_path("metrics_file", self.metrics_file, "None writes no file")
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Validation:
+    """Held-out data, whose true ELBO is part of each report; with `patience` it decides when to stop.
+
+    Args:
+        data: the arguments of the model, as for `fit`.
+        patience: stop after this many reports without a better `validation_elbo`. Only reports at which no constraint
+            makes up more than 1% of the gradient are counted. None never stops early.
+
+    Example:
+        >>> import jax.numpy as jnp, proxvi
+        >>> proxvi.Validation(jnp.zeros((100, 5)), patience=10).patience
+        10
+    """
+
+    data: Batch
+    patience: int | None
+
+    def __init__(self, *data: Tree, patience: int | None = None) -> None:
+        if not data or (len(data) == 1 and isinstance(data[0], tuple)):
+            given = f"a tuple of {len(data[0])}" if data else "nothing"
+            raise TypeError(
+                f"`data` must be held-out data, as the model takes it, one argument after the other, got {given}; "
+                "write `Validation(x, y)`."
+            )
+        if patience is not None:
+            check_integer("patience", patience, remedy="None never stops early")
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "patience", patience)
+
+
+def _check_path(name: str, path: object, remedy: str) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`{name}` must be a path, got {path!r}; {remedy}.")

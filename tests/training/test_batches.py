@@ -1,0 +1,98 @@
+"""Batches: addressed by the step, or streamed and resumed at their place."""
+
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import proxvi
+from proxvi.training._batches import Arrays
+
+from . import faults
+from .common import KEY, ROWS, CrashError, crash_at
+
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+
+def test_each_epoch_visits_every_row_once_in_another_order() -> None:
+    source = Arrays((np.arange(103),), 10, KEY, longest=25)
+    seen = []
+    step = 0
+    while step < 30:
+        feed, length = source.feed(step, 30 - step)
+        seen += [np.asarray(source.pick(feed, jnp.asarray(step + i), jnp.asarray(i))[0]) for i in range(length)]
+        step += length
+    epochs = np.array(seen).reshape(3, 100)
+    assert all(len(set(epoch)) == 100 for epoch in epochs)
+    assert not np.array_equal(epochs[0], epochs[1])
+    again = Arrays((np.arange(103),), 10, KEY, longest=7)  # addressed by the step, whatever the length of a feed
+    feed, _ = again.feed(17, 1)
+    np.testing.assert_array_equal(again.pick(feed, jnp.asarray(17), jnp.asarray(0))[0], seen[17])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [50, pytest.param(500, marks=pytest.mark.nightly)])
+def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path, batch_size: int) -> None:
+    """10^4 or 10^5 records, streamed in shuffled batches; a crash in the second epoch."""
+    records = 3.0 + np.random.default_rng(1).standard_normal((200 * batch_size, 2), np.float32)
+    epoch = {}  # the batches of an epoch, by the first record of each
+
+    def note(batch: Any) -> Any:
+        epoch[batch.tobytes()] = len(epoch)
+        return batch
+
+    def fit(folder: Path, callback: Any = None) -> Any:
+        loader = grain.MapDataset.source(records).shuffle(seed=0).batch(batch_size).map(note).to_iter_dataset()
+
+        def model(x: Any) -> None:
+            mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), 10.0).to_event(1))
+            with numpyro.plate("data", len(records), subsample_size=x.shape[0]):
+                numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+        constraint = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, 200, 1e-10))
+        svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.01), Trace_ELBO(), constraint)
+        reporting = proxvi.Reporting(every=30, callback=callback)
+        return proxvi.fit(
+            svi, KEY, 600, loader, checkpointing=proxvi.Checkpointing(folder, every=0.0), reporting=reporting
+        )
+
+    alone = fit(tmp_path / "alone")
+    batches = dict(epoch)
+    assert len(batches) >= 200
+    with pytest.raises(CrashError):
+        fit(tmp_path / "crash", callback=crash_at(330))
+    epoch.clear()
+    again = fit(tmp_path / "crash")
+    assert faults.bits(again) == faults.bits(alone)
+    assert set(epoch) <= set(batches)  # the same batches, records and all
+    assert 90 < len(epoch) <= 330  # and not from the beginning: the first to be looked at, and those from 300 on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("once", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["list", "generator"])
+def test_a_plain_iterable_is_skipped_to_its_place(tmp_path: Path, once: bool) -> None:
+    batches = [ROWS[100 * i : 100 * (i + 1)] for i in range(10)]
+
+    def fit(folder: Path, callback: Any = None) -> Any:
+        data = (batches[i % 10] for i in range(1_000)) if once else batches
+        checkpointing = proxvi.Checkpointing(folder, every=0.0)
+        reporting = proxvi.Reporting(every=10, callback=callback)
+        return proxvi.fit(faults.make_svi(), KEY, 105, data, checkpointing=checkpointing, reporting=reporting)
+
+    alone = fit(tmp_path / "alone")
+    with pytest.raises(CrashError):
+        fit(tmp_path / "crash", callback=crash_at(70))
+    assert faults.bits(fit(tmp_path / "crash")) == faults.bits(alone)
+    with pytest.raises(ValueError, match=r"`data` ended after 1 epoch and cannot be started again"):
+        proxvi.fit(faults.make_svi(), KEY, 105, (batch for batch in batches))
+    with pytest.raises(ValueError, match="`batch_size` must be None where `data` is an iterable"):
+        proxvi.fit(faults.make_svi(), KEY, 105, batches, batch_size=10)

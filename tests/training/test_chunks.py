@@ -1,0 +1,98 @@
+"""Compiled chunks: steps that are not finite are left out, nothing compiles twice, warnings."""
+
+from pathlib import Path
+from typing import Any
+
+import memory
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import proxvi
+from proxvi.training._chunks import ChunkRunner
+
+from . import faults
+from .common import KEY, ROWS
+
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+
+@pytest.mark.slow
+def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
+    faults.nan(tmp_path / "nan", times=20)
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_the_chunks_where_steps_are_left_out() -> None:
+    bad = {3, 4, 5, 41, 80, 119}
+    batches = [(ROWS[:100], np.asarray(t in bad)) for t in range(120)]
+
+    def fit(**options: Any) -> Any:
+        return proxvi.fit(faults.make_svi(), KEY, 120, batches, **options)
+
+    whole, short = fit(), fit(reporting=proxvi.Reporting(every=7))
+    assert list(np.flatnonzero(np.isnan(whole.losses))) == sorted(bad)
+    assert whole.state.skipped.total == short.state.skipped.total == len(bad)
+    assert faults.bits(whole) == faults.bits(short)
+
+
+@pytest.mark.slow
+def test_bad_steps_with_good_ones_between_them_do_not_stop_a_run_of_short_chunks() -> None:
+    batches = [(ROWS[:100], np.asarray(t % 3 == 2)) for t in range(60)]
+    result = proxvi.fit(faults.make_svi(), KEY, 60, batches, reporting=proxvi.Reporting(every=1))
+    assert result.state.skipped.total == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 60])
+def test_ten_bad_steps_in_a_row_stop_a_run_whatever_its_chunks(chunk: int) -> None:
+    batches = [(ROWS[:100], np.asarray(13 <= t < 28)) for t in range(60)]
+    with pytest.raises(FloatingPointError, match="not finite at step 13, nor any step since: 10 in a row"):
+        proxvi.fit(faults.make_svi(), KEY, 60, batches, reporting=proxvi.Reporting(every=chunk))
+
+
+def test_a_gradient_that_overflows_the_optimiser_is_left_out() -> None:
+    def model(scale: Any) -> None:
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+        numpyro.factor("steep", scale[0] * loc)
+
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO(), ())
+    batches = [np.full(1, 1e25 if t == 5 else 1.0, np.float32) for t in range(20)]  # its square is not a float32
+    result = proxvi.fit(svi, KEY, 20, batches)
+    assert result.state.skipped.total == 1
+    assert result.state.skipped.parameter == -2
+
+
+@pytest.mark.slow
+def test_warns_if_a_batch_does_not_stand_for_all_rows(recwarn: pytest.WarningsRecorder) -> None:
+    def warnings_of(plate: Any, mean: Any = None, size: int = 100) -> list[str]:
+        def model(x: Any) -> None:
+            shared = numpyro.sample("mean", dist.Normal(0.0, 1.0)) if mean is None else mean
+            with plate(x):
+                local = numpyro.sample("local", dist.Normal(shared, 1.0))
+                numpyro.sample("x", dist.Normal(local, 1.0), obs=x[:, 0])
+
+        recwarn.clear()
+        guide = AutoNormal(model, create_plates=plate)
+        svi = proxvi.ProximitySVI(model, guide, optax.sgd(1e-3), Trace_ELBO(), ())
+        ChunkRunner(svi, KEY, (ROWS,), size, 10, None)
+        return [str(w.message) for w in recwarn if "`batch_size` is 100 of 1000 rows" in str(w.message)]
+
+    [warning] = warnings_of(lambda x: numpyro.plate("rows", x.shape[0]))
+    assert "'x'" in warning
+    assert "'mean'" in warning
+    assert "subsample_size=x.shape[0]" in warning
+    assert not warnings_of(lambda x: numpyro.plate("rows", 1_000, subsample_size=x.shape[0]))
+    assert not warnings_of(lambda x: numpyro.plate("rows", x.shape[0]), mean=0.0)  # nothing is shared
+    assert not warnings_of(lambda x: numpyro.plate("rows", x.shape[0]), size=1_000)  # all rows at once
+
+
+def test_memory_is_flat_and_nothing_compiles_twice() -> None:
+    ratio, traces = memory.main(steps=100_000)
+    assert ratio < 1.05  # 1.02 after 10^6 steps, by hand
+    assert traces == 0

@@ -1,0 +1,95 @@
+"""Several devices and several processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import proxvi
+from proxvi.training._chunks import ChunkRunner
+
+from . import faults
+from .common import KEY, ROWS
+
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+
+@pytest.mark.slow
+def test_eight_devices_give_the_losses_of_one() -> None:
+    one = proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=200)
+    mesh = jax.make_mesh((8,), ("data",))
+    eight = proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=200, mesh=mesh)
+    np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
+    source = ChunkRunner(faults.make_svi(), KEY, (ROWS,), 200, 10, mesh).source
+    feed, _ = source.feed(0, 10)
+    (batch,) = jax.jit(source.pick)(feed, 0, 0)
+    assert [shard.data.shape[0] for shard in batch.addressable_shards] == 8 * [25]  # each has its part
+    with pytest.raises(ValueError, match="`batch_size` must be a multiple of the 8 devices"):
+        proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=100, mesh=mesh)
+
+
+def two_processes(folder: Path, send: signal.Signals | None = None, at: int = 0) -> tuple[list[str], list[int]]:
+    """What each of them printed and its exit status; with `send`, the second one gets that signal at step `at`."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("two_processes.py")
+    both = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(port), str(number), str(folder)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    metrics = Path(f"{folder}.jsonl")
+    if send is not None:
+        while both[1].poll() is None and not (metrics.exists() and f'"step": {at},' in metrics.read_text()):
+            time.sleep(0.05)
+        both[1].send_signal(send)
+        sent = time.monotonic()
+        both[0].wait(timeout=30)  # the bound that we promise
+        assert time.monotonic() - sent < 30
+    printed = [process.communicate(timeout=300)[0] for process in both]
+    return printed, [process.returncode for process in both]
+
+
+def bits_printed(printed: list[str]) -> list[list[str]]:
+    return [[line for line in text.splitlines() if line.startswith("bits ")] for text in printed]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "killed"])
+def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path: Path, killed: bool) -> None:
+    printed, ended = two_processes(tmp_path / "alone")
+    assert ended == [0, 0], printed
+    first, alone = bits_printed(printed)
+    assert first == alone
+    assert len(alone) == 2
+    one = proxvi.fit(faults.make_svi(), KEY, 100, ROWS, batch_size=100)
+    lines = (tmp_path / "alone-arrays.jsonl").read_text().splitlines()
+    elbos = {line["step"]: line["elbo"] for line in map(json.loads, lines) if "elbo" in line}
+    np.testing.assert_allclose(elbos[100], -np.mean(one.losses[80:100]), rtol=1e-5)
+
+    printed, ended = two_processes(tmp_path / "disturbed", signal.SIGTERM, at=40)
+    assert ended == [128 + signal.SIGTERM] * 2, printed
+    assert "another process received a signal: saved step" in printed[0]
+    assert "received SIGTERM: saved step" in printed[1]
+    if killed:
+        (survivor, _), _ = two_processes(tmp_path / "disturbed", signal.SIGKILL, at=160)
+        assert "another task died" in survivor or "heartbeat" in survivor
+    printed, ended = two_processes(tmp_path / "disturbed")
+    assert ended == [0, 0], printed
+    assert bits_printed(printed) == [alone, alone]

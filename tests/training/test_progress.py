@@ -1,0 +1,28 @@
+"""How far a run is, and the progress bar."""
+
+import numpy as np
+import pytest
+
+from proxvi.training._progress import Progress
+
+from . import faults
+
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+
+def test_any_finite_validation_elbo_is_better_than_nan() -> None:
+    progress = Progress(np.empty(0))
+    for elbo in (float("nan"), -5.0, -4.0, -3.0):
+        progress.validate(elbo, shares=0.0)
+    assert (progress.best, progress.waited) == (-3.0, 0)
+
+
+@pytest.mark.slow
+def test_progress_bar_shows_elbo_magnitude_and_distance(capsys: pytest.CaptureFixture[str]) -> None:
+    faults.run(None, progress=True)
+    shown = capsys.readouterr().err
+    assert "3000/3000" in shown
+    assert all(f"{name} " in shown for name in ("elbo", "magnitude", "distance"))
+    faults.run(None, progress=None)  # not on a terminal
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,38 @@
+"""Signals: killed or asked to stop at any moment, a run loses nothing that it has acknowledged."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import faults
+
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.nightly)])
+def test_nothing_is_lost_by_kill(tmp_path: Path, times: int) -> None:
+    faults.kill(tmp_path, times)
+
+
+@pytest.mark.nightly
+@pytest.mark.xdist_group("processes")
+def test_sigterm_at_any_moment_saves_and_exits(tmp_path: Path) -> None:
+    faults.kill(tmp_path, times=5, number=signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def terminate(step: int, _: dict[str, Any]) -> None:
+        if step == 1_000:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        faults.run(tmp_path, checkpoint_every=300.0, callback=terminate)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "received SIGTERM: saved step 1000 of 3000" in caplog.text
+    assert faults.bits(faults.run(tmp_path)) == faults.bits(faults.run(None))
