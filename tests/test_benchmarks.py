@@ -123,7 +123,7 @@ def test_json_must_be_a_file_in_a_folder_that_exists(tmp_path: Path, capsys: pyt
         assert "must be a file in a folder that exists" in capsys.readouterr().err
 
 
-NO_BENCHMARKS = {"compare", "records", "timing", "faults"}  # faults checks; it measures nothing
+NO_BENCHMARKS = {"compare", "records", "timing"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
