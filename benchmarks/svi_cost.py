@@ -96,7 +96,7 @@ def main():
         adam = optax.adam(1e-3, eps=1e-6)
         variants, work = {}, {}
         for svi in (SVI(model, guide, adam, loss), proxvi.ProximitySVI(model, guide, adam, loss, constraint())):
-            state = svi.init(jax.random.key(0), batch)
+            state: Any = svi.init(jax.random.key(0), batch)
 
             def build(svi=svi, state=state, batch=batch):
                 def run(state, batch):

@@ -13,10 +13,10 @@ import tqdm
 from jax import Array
 from jax.core import Tracer
 from numpyro.infer import ELBO, SVI
-from numpyro.infer.svi import SVIRunResult
+from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.optim import Minimize
 
-from proxvi._typing import Guide, Model, Params, ParamTree, Scalar
+from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar
 from proxvi._validation import check_integer
 from proxvi.constraints import Proximity, share_of_gradient
 from proxvi.estimators import as_scheduled
@@ -149,7 +149,7 @@ class ProximitySVI(SVI):
         return self._initialised
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
+        self, svi_state: ProximitySVIState, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> tuple[ProximitySVIState, Array]:
         """Take one step, finite or not, as NumPyro's does; signature as in NumPyro."""
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
@@ -158,7 +158,7 @@ class ProximitySVI(SVI):
         return state._replace(optim_state=optim_state, skipped=skipped), loss
 
     def stable_update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
+        self, svi_state: ProximitySVIState, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> tuple[ProximitySVIState, Array]:
         """Take one step, unless something is not finite: then all stays as it was, and the step is counted.
 
@@ -173,7 +173,7 @@ class ProximitySVI(SVI):
         skipped = svi_state.skipped.count_step(good, step, finite, loss)
         return kept._replace(rng_key=state.rng_key, skipped=skipped, first_loss=state.first_loss), loss
 
-    def _inputs(self, svi_state: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepInputs:
+    def _inputs(self, svi_state: ProximitySVIState | SVIState, key: Array, args: Batch, kwargs: Params) -> StepInputs:
         inputs = StepInputs(
             key, args, {**kwargs, **self.static_kwargs}, svi_state.mutable_state, svi_state.optim_state[0]
         )
@@ -182,7 +182,7 @@ class ProximitySVI(SVI):
         return inputs
 
     def _gradient(
-        self, svi_state: Any, args: tuple[Any, ...], kwargs: dict[str, Any], forward_mode_differentiation: bool
+        self, svi_state: ProximitySVIState, args: Batch, kwargs: Params, forward_mode_differentiation: bool
     ) -> tuple[Array, ParamTree, ProximitySVIState]:
         """The true loss, the gradient of the objective, and the next state but for the optimiser's."""
         rng_key, step_key = jax.random.split(svi_state.rng_key)
@@ -201,7 +201,7 @@ class ProximitySVI(SVI):
         )
         return done.loss, grads, state
 
-    def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Array:
+    def evaluate(self, svi_state: ProximitySVIState | SVIState, *args: Any, **kwargs: Any) -> Array:
         """Minus the true ELBO, with the samples of the next step; signature as in NumPyro."""
         plain = copy.copy(self)
         plain.loss = as_scheduled(self.loss).elbo
@@ -260,7 +260,7 @@ class ProximitySVI(SVI):
         progress_bar: bool = True,
         stable_update: bool = False,
         forward_mode_differentiation: bool = False,
-        init_state: Any = None,
+        init_state: ProximitySVIState | None = None,
         init_params: Params | None = None,
         **kwargs: Any,
     ) -> SVIRunResult:
@@ -283,10 +283,10 @@ class ProximitySVI(SVI):
 
         options = {"forward_mode_differentiation": forward_mode_differentiation, **kwargs}
 
-        def step(state: Any, _: None) -> tuple[Any, Array]:
+        def step(state: ProximitySVIState, _: None) -> tuple[ProximitySVIState, Array]:
             return self.update(state, *args, **options)
 
-        def stable_step(state: Any, _: None) -> tuple[Any, Array]:
+        def stable_step(state: ProximitySVIState, _: None) -> tuple[ProximitySVIState, Array]:
             return guarded_update(self, state, *args, **options)
 
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, args, kwargs))):
@@ -337,7 +337,7 @@ def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
             )
 
 
-def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, batch: tuple[Any, ...]) -> None:
+def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, batch: Batch) -> None:
     """Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small."""
     size = np.shape(jax.tree.leaves(batch)[0])[0]
     if size == rows:

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import optax
+from jax import Array
 from numpyro import handlers
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import proxvi
+from proxvi._typing import Params
 from proxvi_paper import plots
 from proxvi_paper.datasets import BinarizedMNIST
 from proxvi_paper.experiments import tables
@@ -60,12 +62,12 @@ class Trial(DigitTrial):
         networks = autoencoder(key, pixels=digits.train.shape[1], latents=self.latents, hidden=self.hidden)
         return proxvi.ProximitySVI(*networks, optax.adam(self.learning_rate), *METHODS[self.method](self))
 
-    def watch(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+    def watch(self, svi: SVI, params: Params, digits: np.ndarray) -> dict[str, Any]:
         """Entropy of the approximation, and its divergence from the prior, in nats of a digit."""
         q = approximation(svi, params, digits, "z")
         return {"entropy": jnp.mean(q.entropy()), "kl": jnp.mean(jnp.sum(_divergences(q), axis=-1))}
 
-    def describe(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+    def describe(self, svi: SVI, params: Params, digits: np.ndarray) -> dict[str, Any]:
         """Whether dimensions have collapsed, and some reconstructions."""
         q = approximation(svi, params, digits, "z")
         first = digits[:SHOWN]
@@ -79,7 +81,7 @@ class Trial(DigitTrial):
         }
 
 
-def _divergences(q: Any) -> Any:
+def _divergences(q: dist.Independent) -> Array:
     """`KL(q ‖ p)` of each row and dimension."""
     return dist.kl_divergence(q.base_dist, dist.Normal(0.0, 1.0))
 

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpyro.infer import SVI
 
 import proxvi
+from proxvi._typing import Params
 from proxvi._validation import check_number
 from proxvi_paper import plots
 from proxvi_paper.datasets import BinarizedMNIST
@@ -63,11 +65,11 @@ class Trial(DigitTrial):
         optimizer = optax.adam(self.learning_rate, eps=1e-6)  # the authors' ε
         return proxvi.ProximitySVI(*network, optimizer, *METHODS[self.method](self))
 
-    def watch(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+    def watch(self, svi: SVI, params: Params, digits: np.ndarray) -> dict[str, Any]:
         """Entropy of the first layer, in nats of a digit."""
         return {"entropy": jnp.mean(proxvi.entropy(approximation(svi, params, digits, "z1"), total=True))}
 
-    def describe(self, svi: Any, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+    def describe(self, svi: SVI, params: Params, digits: np.ndarray) -> dict[str, Any]:
         """How many units of the first layer depend on the digit."""
         return {"active_units": active_units(approximation(svi, params, digits, "z1").mean)}
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from proxvi._typing import ParamTree, Tree
 from proxvi_paper.experiments import results
 from proxvi_paper.experiments.trials import Measurement
 
@@ -53,12 +54,12 @@ class StartsTrial:
 
 
 def descend(
-    elbo: Callable[[Any, Any], Array],
+    elbo: Callable[[ParamTree, Array | float], Array],
     optimizer: optax.GradientTransformation,
-    params: Any,
+    params: ParamTree,
     steps: int,
     annealing: optax.Schedule | None = None,
-) -> tuple[Any, Array]:
+) -> tuple[ParamTree, Array]:
     """Any optimiser on an ELBO.
 
     Args:
@@ -74,7 +75,7 @@ def descend(
     optimizer = optax.with_extra_args_support(optimizer)
     first = jnp.abs(elbo(params, 1.0))
 
-    def step(carry: Any, t: Array) -> tuple[Any, None]:
+    def step(carry: Tree, t: Array) -> tuple[Tree, None]:
         params, state = carry
         temperature = 1.0 if annealing is None else jnp.maximum(1.0, first * annealing(t))
         loss, gradient = jax.value_and_grad(lambda p: -elbo(p, temperature))(params)
@@ -84,11 +85,13 @@ def descend(
     return scan(step, (params, optimizer.init(params)), lambda params: elbo(params, 1.0), steps)
 
 
-def scan(step: Any, carry: Any, elbo: Callable[[Any], Array], steps: int) -> tuple[Any, Array]:
+def scan(
+    step: Callable[[Tree, Array], tuple[Tree, None]], carry: Tree, elbo: Callable[[ParamTree], Array], steps: int
+) -> tuple[ParamTree, Array]:
     """Run `step`, whose carry begins with the parameters; returns what `descend` returns."""
     every = max(1, steps // TRACE_LENGTH)
 
-    def stretch(carry: Any, t: Array) -> tuple[Any, Array]:
+    def stretch(carry: Tree, t: Array) -> tuple[Tree, Array]:
         return jax.lax.scan(step, carry, t + jnp.arange(every))[0], elbo(carry[0])
 
     carry, elbos = jax.lax.scan(stretch, carry, jnp.arange(0, steps - every + 1, every))

@@ -2,7 +2,7 @@
 
 import base64
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import optax
+from jax import Array
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 import proxvi
+from proxvi._typing import Params, Statistic
 from proxvi._validation import check_integer, check_number
 from proxvi_paper.datasets import BinarizedMNIST, binarized_mnist
 from proxvi_paper.experiments import results
@@ -78,11 +81,11 @@ class DigitTrial:
         """What is trained; the model has the digits at the site `x`."""
         raise NotImplementedError
 
-    def watch(self, svi: SVI, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+    def watch(self, svi: SVI, params: Params, digits: np.ndarray) -> dict[str, Any]:
         """Values for the curves of training, `entropy` among them."""
         raise NotImplementedError
 
-    def describe(self, svi: SVI, params: dict[str, Any], digits: np.ndarray) -> dict[str, Any]:
+    def describe(self, svi: SVI, params: Params, digits: np.ndarray) -> dict[str, Any]:
         """More figures of the trained model, for the result file."""
         raise NotImplementedError
 
@@ -105,7 +108,7 @@ class DigitTrial:
         """The paper's schedule of the magnitude or temperature: `γ^{t/T}`."""
         return optax.exponential_decay(1.0, self.steps, self.gamma)
 
-    def proximity(self, statistic: Callable[..., Any]) -> proxvi.Proximity:
+    def proximity(self, statistic: Statistic) -> proxvi.Proximity:
         """The constraint of the paper's experiments: in units of `|ELBO_0|`, close to the statistic's own average."""
         return proxvi.Proximity(statistic, magnitude=self.schedule(), reference=proxvi.statistic_average(self.decay))
 
@@ -207,13 +210,13 @@ def check_known(name: str, given: Iterable[str], known: Iterable[str]) -> None:
         raise ValueError(f"`{name}` must be of {list(known)}, got {sorted(unknown)}; mind the case.")
 
 
-def approximation(svi: SVI, params: dict[str, Any], digits: np.ndarray, site: str) -> Any:
+def approximation(svi: SVI, params: Params, digits: np.ndarray, site: str) -> Any:
     """The distribution of a site of the trained guide; above the first layer, given a sample of the layers below."""
     guide = handlers.substitute(handlers.seed(svi.guide, jax.random.key(0)), data=params)
     return handlers.trace(guide).get_trace(digits)[site]["fn"]
 
 
-def active_units(means: Any) -> int:
+def active_units(means: ArrayLike) -> int:
     """How many latent variables depend on the data: the variance of their means over rows is above 0.01 (Burda)."""
     return int(np.sum(np.var(np.asarray(means), axis=0) > 0.01))
 
@@ -228,7 +231,7 @@ def encode(image: np.ndarray) -> str:
     return base64.b64encode(np.round(255 * image).astype(np.uint8).tobytes()).decode()
 
 
-def _draw(key: Any, svi: SVI, params: dict[str, Any], like: np.ndarray) -> np.ndarray:
+def _draw(key: Array, svi: SVI, params: Params, like: np.ndarray) -> np.ndarray:
     """Probabilities of the pixels of samples from the trained model, as many as `like` has rows."""
     model = handlers.substitute(handlers.seed(handlers.uncondition(svi.model), key), data=params)
     with jax.numpy_rank_promotion("allow"):  # NumPyro broadcasts a prior over the rows

@@ -12,8 +12,10 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 import proxvi
+from proxvi._typing import Statistic, Tree
 from proxvi.starts import Starts, multistart
 from proxvi_paper import plots
 from proxvi_paper.experiments import tables
@@ -85,11 +87,13 @@ def _descend(
     return descend(lambda params, heat: factor.elbo(params, x, heat), optimizer, params, trial.steps, annealing)
 
 
-def _ascend(trial: Trial, params: Factor, x: Array, magnitude: Callable[[Array], Any]) -> tuple[Factor, Array]:
+def _ascend(
+    trial: Trial, params: Factor, x: Array, magnitude: Callable[[Array], Array | float]
+) -> tuple[Factor, Array]:
     """Coordinate ascent on the logits, kept close to their moving average; Adam on the means."""
     optimizer, first = _adam(trial), jnp.abs(factor.elbo(params, x))
 
-    def step(carry: Any, t: Array) -> tuple[Any, None]:
+    def step(carry: Tree, t: Array) -> tuple[Tree, None]:
         params, state, reference = carry
         for k in range(params.means.shape[0]):
             logits = factor.proximal_coordinate_update(params, x, k, reference[k], first * magnitude(t))
@@ -102,7 +106,7 @@ def _ascend(trial: Trial, params: Factor, x: Array, magnitude: Callable[[Array],
     return scan(step, start, lambda params: factor.elbo(params, x), trial.steps)
 
 
-def _proximity(statistic: Callable[[Any], Any], *, b2: float = 0.99, **options: Any) -> Method:
+def _proximity(statistic: Statistic, *, b2: float = 0.99, **options: Any) -> Method:
     def method(trial: Trial, params: Factor, x: Array) -> tuple[Factor, Array]:
         link = proxvi.proximity(statistic, magnitude=_decay(trial), **options)
         return _descend(trial, optax.chain(link, _adam(trial, b2)), params, x)
@@ -173,7 +177,7 @@ def from_the_truth(trial: Trial) -> Array:
     return traces[:, -1]
 
 
-def judge(elbos: Any, means: Any, reference: Any) -> dict[str, float]:
+def judge(elbos: ArrayLike, means: ArrayLike, reference: ArrayLike) -> dict[str, float]:
     """How the starts end, compared with VI that started at the truth.
 
     Returns:
@@ -342,7 +346,7 @@ def report_settings(records: list[tables.Record], folder: Path) -> str:
         setting: sorted({value for _, value in found}, reverse=setting == "gamma") for setting, found in figures.items()
     }
 
-    def share(setting: str, method: str, value: Any) -> float:
+    def share(setting: str, method: str, value: float) -> float:
         found = figures[setting].get((method, value))
         return np.nan if found is None else found["free"]
 

@@ -14,6 +14,7 @@ from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer
 
 import proxvi
+from proxvi._typing import Statistic
 from proxvi.starts import multistart
 from proxvi_paper.experiments import tables
 from proxvi_paper.experiments.descent import StartsTrial, descend
@@ -59,14 +60,20 @@ def _decay(trial: Trial) -> optax.Schedule:
     return optax.exponential_decay(1.0, trial.steps // 2, trial.gamma)
 
 
-def _descend(trial: Trial, params: Weights, data: Data, *links: Any, annealing: Any = None) -> tuple[Weights, Array]:
+def _descend(
+    trial: Trial,
+    params: Weights,
+    data: Data,
+    *links: optax.GradientTransformation,
+    annealing: optax.Schedule | None = None,
+) -> tuple[Weights, Array]:
     """Adam, after these links of an Optax chain."""
     adam = optax.adam(optax.cosine_decay_schedule(trial.learning_rate, trial.steps), b2=0.99)
     optimizer = optax.chain(*links, adam) if links else adam
     return descend(lambda p, heat: logistic.elbo(p, *data, heat), optimizer, params, trial.steps, annealing)
 
 
-def _proximity(statistic: Callable[[Any], Any], **options: Any) -> Method:
+def _proximity(statistic: Statistic, **options: Any) -> Method:
     def method(trial: Trial, params: Weights, data: Data) -> tuple[Weights, Array]:
         return _descend(trial, params, data, proxvi.proximity(statistic, magnitude=_decay(trial), **options))
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpyro
+from jax.typing import ArrayLike
 
 __all__ = ["ModelAndGuide", "each_row"]
 
@@ -18,12 +19,12 @@ class ModelAndGuide(NamedTuple):
         guide: of the same.
     """
 
-    model: Callable[[Any], None]
-    guide: Callable[[Any], None]
+    model: Callable[[ArrayLike], None]
+    guide: Callable[[ArrayLike], None]
 
 
 @contextmanager
-def each_row(x: Any, pixels: int) -> Iterator[None]:
+def each_row(x: ArrayLike, pixels: int) -> Iterator[None]:
     """A plate over the rows, scaled so that the ELBO is the mean over the rows, for any batch size."""
     if jnp.ndim(x) != 2 or jnp.shape(x)[1] != pixels:
         raise ValueError(f"`x` must be rows of {pixels} pixels, got shape {jnp.shape(x)}; write `x[None]` for one.")

@@ -1,6 +1,6 @@
 """The sigmoid belief network: layers of binary units, the paper's first case study."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array
+from jax.typing import ArrayLike
 
 from proxvi._validation import check_number
 from proxvi_paper.models.bernoulli import Bernoulli
@@ -30,7 +31,7 @@ class Start(NamedTuple):
     """
 
     prior: float
-    weights: Callable[..., Any]
+    weights: jax.nn.initializers.Initializer
 
 
 _GLOROT = jax.nn.initializers.glorot_uniform()  # the "normalized initialization" of Glorot & Bengio (2010)
@@ -39,7 +40,7 @@ GOOD = Start(prior=0.5, weights=_GLOROT)
 BAD = Start(prior=0.001, weights=jax.nn.initializers.constant(-100.0))
 
 
-def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = GOOD) -> ModelAndGuide:
+def belief_network(mean: ArrayLike, *, units: Sequence[int] = (200,), start: Start = GOOD) -> ModelAndGuide:
     """Sigmoid belief network, and an inference network that mirrors it layer by layer.
 
         model: z_L ~ Bernoulli(σ(a)),  z_{l−1} ~ Bernoulli(σ(z_l W_l + b_l)),  x = z_0
@@ -86,7 +87,7 @@ def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = G
     top = float(np.log(start.prior) - np.log1p(-start.prior))
     centre = mean.astype(np.float32)
 
-    def model(x: Any) -> None:
+    def model(x: ArrayLike) -> None:
         logits: Any = numpyro.param("prior", jnp.full(sizes[-1], top))
         with each_row(x, sizes[0]):
             for layer in reversed(layers):
@@ -94,7 +95,7 @@ def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = G
                 logits = _affine(f"decoder{layer}", z, sizes[layer], sizes[layer - 1], start.weights)
             numpyro.sample("x", Bernoulli(logits).to_event(1), obs=jnp.asarray(x))
 
-    def guide(x: Any) -> None:
+    def guide(x: ArrayLike) -> None:
         with each_row(x, sizes[0]):
             z: Any = jnp.asarray(x) - centre[None]
             for layer in layers:
@@ -104,7 +105,9 @@ def belief_network(mean: Any, *, units: Sequence[int] = (200,), start: Start = G
     return ModelAndGuide(model, guide)
 
 
-def _affine(name: str, inputs: Any, size_in: int, size_out: int, weights: Callable[..., Any]) -> Array:
+def _affine(
+    name: str, inputs: ArrayLike, size_in: int, size_out: int, weights: jax.nn.initializers.Initializer
+) -> Array:
     W: Any = numpyro.param(f"{name}_weights", lambda key: weights(key, (size_in, size_out)))
     b: Any = numpyro.param(f"{name}_bias", jnp.zeros(size_out))
     return jnp.asarray(inputs, W.dtype) @ W + b[None]

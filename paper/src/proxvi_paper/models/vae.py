@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
 from numpyro.contrib.module import nnx_module
 
+from proxvi._typing import Params
 from proxvi_paper.models.bernoulli import Bernoulli, softplus
 from proxvi_paper.models.model_and_guide import ModelAndGuide, each_row
 
@@ -18,7 +21,7 @@ __all__ = ["autoencoder", "encoder_weights"]
 
 
 def autoencoder(
-    key: Any, *, pixels: int = 784, latents: int = 100, hidden: Sequence[int] = (200, 200)
+    key: Array, *, pixels: int = 784, latents: int = 100, hidden: Sequence[int] = (200, 200)
 ) -> ModelAndGuide:
     """Variational autoencoder of binary images, with networks of Flax NNX.
 
@@ -56,14 +59,14 @@ def autoencoder(
     encoder = _network(encoder_key, (pixels, *hidden, 2 * latents), jax.nn.initializers.orthogonal())
     decoder = _network(decoder_key, (latents, *reversed(hidden), pixels), jax.nn.initializers.glorot_uniform())
 
-    def model(x: Any) -> None:
+    def model(x: ArrayLike) -> None:
         decode = nnx_module("decoder", decoder)
         with each_row(x, pixels):
             shape = (jnp.shape(x)[0], latents)
             z = numpyro.sample("z", dist.Normal(jnp.zeros(shape), jnp.ones(shape)).to_event(1))
             numpyro.sample("x", Bernoulli(decode(z)).to_event(1), obs=jnp.asarray(x))
 
-    def guide(x: Any) -> None:
+    def guide(x: ArrayLike) -> None:
         encode = nnx_module("encoder", encoder)
         with each_row(x, pixels):
             mean, scale = jnp.split(encode(jnp.asarray(x, jnp.float32)), 2, axis=-1)
@@ -72,12 +75,12 @@ def autoencoder(
     return ModelAndGuide(model, guide)
 
 
-def encoder_weights(params: dict[str, Any]) -> list[Any]:
+def encoder_weights(params: Params) -> list[Array]:
     """The weight matrices of the inference network, from the data up, for the orthogonal statistic."""
     return [leaf for leaf in jax.tree.leaves(params["encoder$params"]) if jnp.ndim(leaf) == 2]
 
 
-def _network(key: Any, sizes: Sequence[int], weights: Any) -> Any:
+def _network(key: Array, sizes: Sequence[int], weights: jax.nn.initializers.Initializer) -> nnx.Sequential:
     rngs = nnx.Rngs(key)
     layers: list[Any] = []
     for size_in, size_out in pairwise(sizes):
