@@ -39,6 +39,9 @@ def measure_leaves(
     `others` are trees of the same structure, whose distributions are handed to `measure` beside those of `q`.
     """
     leaves, structure = jax.tree.flatten(q, is_leaf=is_distribution)
+    if not isinstance(num_samples, int) or num_samples < 2:
+        remedy = "the score-function estimate takes its baseline from the other samples"
+        check_integer("num_samples", num_samples, at_least=2, remedy=remedy)
     if not leaves:
         raise ValueError(
             f"`q` must hold at least one distribution, got {q!r}; name the sites to measure, and use a guide that is "
@@ -288,8 +291,6 @@ def expectation(
             "pass `key=` for a Monte Carlo estimate (in an Optax chain: `lambda params, key: ...` and "
             "`update(..., key=key)`)."
         )
-    remedy = "the score-function estimate takes its baseline from the other samples"
-    check_integer("num_samples", num_samples, at_least=2, remedy=remedy)
 
     def draw(key: Array) -> tuple[Array, Array]:
         # With the intermediates, as in NumPyro's ELBO: many flows cannot be inverted, or not accurately.

@@ -87,9 +87,7 @@ def _descend(
     return descend(lambda params, heat: factor.elbo(params, x, heat), optimizer, params, trial.steps, annealing)
 
 
-def _ascend(
-    trial: Trial, params: Factor, x: Array, magnitude: Callable[[Array], Array | float]
-) -> tuple[Factor, Array]:
+def _ascend(trial: Trial, params: Factor, x: Array, magnitude: optax.Schedule) -> tuple[Factor, Array]:
     """Coordinate ascent on the logits, kept close to their moving average; Adam on the means."""
     optimizer, first = _adam(trial), jnp.abs(factor.elbo(params, x))
 
