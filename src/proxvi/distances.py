@@ -102,8 +102,8 @@ def _divergence(q_reference: Distribution, q: Distribution) -> Scalar:
         divergence = jnp.sum(_distributions.average_divergence(q, q_reference))
     except NotImplementedError as error:
         raise NotImplementedError(
-            f"`kl` needs a closed form, got {type(_distributions.innermost(q_reference)).__name__}, which has none; constrain a "
-            "statistic of it instead (`entropy` with a key)."
+            f"`kl` needs a closed form, got {type(_distributions.innermost(q_reference)).__name__}, which has none; "
+            "constrain a statistic of it instead (`entropy` with a key)."
         ) from error
     # Rounding can leave −1e−8 where the two agree: clip the value, keep the slope.
     return divergence + jax.lax.stop_gradient(jnp.maximum(divergence, 0.0) - divergence)
