@@ -147,10 +147,10 @@ def methods(problem: Problem, steps: int) -> dict[str, Any]:
         runs = [fit(problem, plain(optimizer(steps // 5), elbo), k, steps // 5) for k in jax.random.split(key, 5)]
         return jnp.max(jnp.stack(runs))
 
-    def apart(q):  # the 100 assignments have logits of their own, so each is a unit, not one of a batch
+    def by_point(q):  # the 100 assignments have logits of their own, so each is a unit, not one of a batch
         return proxvi.entropy(q["z"].to_event(1))
 
-    statistic = apart if problem.batch_size is None else proxvi.entropy
+    statistic = by_point if problem.batch_size is None else proxvi.entropy
     return {
         "(VI, good start)": lambda key: fit(problem, plain(adam, elbo), key, steps, start="good"),
         "VI": lambda key: fit(problem, plain(adam, elbo), key, steps),

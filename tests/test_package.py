@@ -90,6 +90,10 @@ def test_public_names_are_sorted_and_complete() -> None:
     assert not modules & set(proxvi.__all__), "a module named like a public function hides it"
 
 
+def test_the_listing_of_the_library_is_short() -> None:
+    assert len([path for path in SOURCE.iterdir() if path.name != "__pycache__"]) <= 16
+
+
 def test_import_starts_no_backend_and_needs_only_the_core() -> None:
     """Nothing heavy, optional or global happens at import."""
     script = """

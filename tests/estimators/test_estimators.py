@@ -234,7 +234,7 @@ def test_annealed_gradient_is_unbiased_for_the_tempered_elbo(name: str) -> None:
     value, expected = jax.value_and_grad(lambda p: -exact_elbo(problem, p, temperature))(params)
 
     def tempered(p: Any, key: Any) -> Any:
-        _, guide = annealed.tempered(problem.model, problem.guide, jnp.zeros((), int), jnp.zeros(()))
+        _, guide = annealed.objective_at(problem.model, problem.guide, jnp.zeros((), int), jnp.zeros(()))
         return annealed.elbo.loss(key, p, problem.model, guide, problem.subsample_size)
 
     assert_unbiased(tempered, params, expected, value)
@@ -260,7 +260,7 @@ def test_warm_up_weighs_the_divergence_and_nothing_else(elbo: Any) -> None:
 
     params = {"mean": jnp.array(0.7), "scale": jnp.array(0.8)}
     warm = proxvi.WarmUpELBO(elbo, lambda step: weight * step / 4)
-    pair = warm.tempered(model, guide, jnp.asarray(4), jnp.zeros(()))
+    pair = warm.objective_at(model, guide, jnp.asarray(4), jnp.zeros(()))
     loss, slopes = jax.value_and_grad(lambda p: warm.elbo.loss(jax.random.key(0), p, *pair))(params)
     expected, expected_slopes = jax.value_and_grad(exact)(params)
     np.testing.assert_allclose(-loss, expected, rtol=0.01)

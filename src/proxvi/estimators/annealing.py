@@ -152,7 +152,7 @@ class WarmUpELBO(ScheduledELBO):
         1
     """
 
-    def __init__(self, elbo: ELBO, weight: optax.Schedule) -> None:
+    def __init__(self, elbo: ELBO, weight: optax.ScalarOrSchedule) -> None:
         if type(elbo) not in (Trace_ELBO, TraceMeanField_ELBO):
             # The score-function estimators do not allow a weight of 0.
             raise TypeError(
