@@ -19,6 +19,7 @@ def run(name: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_rescue_of_a_mixture(tmp_path: Path) -> None:
     arguments = ("mixture", "--seeds", "2", "--steps", "20", "--results", str(tmp_path))
     printed = run("rescue.py", *arguments, "--only", "VI", "PVI, entropy")
@@ -31,11 +32,13 @@ def test_rescue_of_a_mixture(tmp_path: Path) -> None:
     assert "| PVI, entropy | 2 of 2 | -1.000 |" in again  # what is there is not run again
 
 
+@pytest.mark.slow
 def test_rescue_of_a_network() -> None:
     printed = run("rescue.py", "network", "--seeds", "1", "--steps", "5", "--only", "PVI, entropy")
     assert printed.count(" of 1 |") == 1
 
 
+@pytest.mark.slow
 def test_long_run_goes_on_where_it_was(tmp_path: Path) -> None:
     run("long_run.py", "--folder", str(tmp_path), "--steps", "500")
     assert "ELBO of a picture" in run("long_run.py", "--folder", str(tmp_path), "--steps", "500")
@@ -43,6 +46,7 @@ def test_long_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert lines[-1] == {"step": 500, "resumed": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [pytest.param("mixture", marks=pytest.mark.nightly), "network"])
 def test_sensitivity_report(problem: str, tmp_path: Path) -> None:
     size = ("--only", problem, "--starts", "4", "--steps", "40")
@@ -106,6 +110,7 @@ def test_the_kubernetes_job_trains_in_several_processes(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 def test_sweep_by_submitit(tmp_path: Path, digits: None) -> None:  # noqa: ARG001
     arguments = ("--scale", "1e-6", "--methods", "VI", "--samples", "2", "--digits", "5", "--cluster", "local")

@@ -81,6 +81,7 @@ def laws(statistic: str, distance: str, family: str, dtype: str, max_examples: i
 
 # Slopes are compared with finite differences in float64 only; float32 on every family is for the night, and so is a
 # second distance that sums over gaps.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statistic", "distance", "family", "dtype"),
     [
@@ -127,6 +128,7 @@ def bare_descent() -> tuple[Any, Any]:
     return descend(optax.with_extra_args_support(optax.adam(0.05)))
 
 
+@pytest.mark.slow
 @every_pair
 def test_magnitude_zero_is_the_bare_optimizer_to_the_last_bit(statistic: str, distance: str, family: str) -> None:
     link = proxvi.proximity(statistic_of(statistic, family), magnitude=0.0, distance=DISTANCES[distance])

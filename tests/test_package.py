@@ -94,6 +94,7 @@ def test_the_listing_of_the_library_is_short() -> None:
     assert len([path for path in SOURCE.iterdir() if path.name != "__pycache__"]) <= 16
 
 
+@pytest.mark.slow
 def test_import_starts_no_backend_and_needs_only_the_core() -> None:
     """Nothing heavy, optional or global happens at import."""
     script = """
@@ -115,6 +116,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 CODE = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", (ROOT / "README.md").read_text(), re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "promised"), CODE)
 def test_code_of_the_readme_prints_what_it_says(code: str, promised: str, capsys: pytest.CaptureFixture[str]) -> None:
     with jax.numpy_rank_promotion("allow"):  # as it is outside of the tests

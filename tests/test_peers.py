@@ -62,6 +62,7 @@ def test_blackjax_meanfield_vi() -> None:
         np.testing.assert_allclose(jnp.exp(state.rho), scale, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
     """A linear variational autoencoder, whose optimum is that of probabilistic PCA from every start."""
     steps, latents, pixels = 4_000, 2, 8
@@ -128,6 +129,7 @@ def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
         np.testing.assert_allclose(loss, evidence, atol=0.05)
 
 
+@pytest.mark.slow
 def test_numpyro_svi_given_our_chain() -> None:
     """A conjugate regression through NumPyro's own SVI, which hands the optimiser only `value=`."""
     steps = 3_000

@@ -33,6 +33,7 @@ def climb(start: Any) -> tuple[Any, jax.Array]:
     return {"x": x}, trace
 
 
+@pytest.mark.slow
 def test_one_program_gives_what_a_loop_gives() -> None:
     together = proxvi.multistart(climb, HILLS)
     for i, start in enumerate(HILLS):
@@ -78,6 +79,7 @@ def test_the_function_is_traced_once() -> None:
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_keys_start_an_svi_of_numpyro() -> None:
     def model() -> None:
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))

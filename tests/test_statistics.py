@@ -30,6 +30,7 @@ def test_batch_axes_are_averaged_and_latent_axes_kept() -> None:
     assert proxvi.kl_to_prior(q, dist.Bernoulli(0.5)).shape == (3,)
 
 
+@pytest.mark.slow
 def test_a_global_latent_without_batch_keeps_every_axis() -> None:
     q = dist.Normal(jnp.zeros((4, 5)), 1.0).to_event(2)
     assert proxvi.entropy(q).shape == (4, 5)
@@ -37,6 +38,7 @@ def test_a_global_latent_without_batch_keeps_every_axis() -> None:
     assert proxvi.mean_variance(dist.MultivariateNormal(jnp.zeros((7, 3)), jnp.eye(3)))[0].shape == (3,)
 
 
+@pytest.mark.slow
 def test_padding_that_is_masked_changes_nothing() -> None:
     padded = jnp.concatenate([probs, jnp.full((5, 3), 0.5)])
     mask = jnp.arange(25) < 20
@@ -111,6 +113,7 @@ CLOSED: dict[str, Callable[[Any], dist.Distribution]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_entropy_agrees_with_monte_carlo_in_value_and_slope(name: str) -> None:
     build, samples = CLOSED[name], 100_000
@@ -133,6 +136,7 @@ def poisson_entropy(log_rate: jax.Array) -> jax.Array:
     return -jnp.sum(jnp.exp(log_p) * log_p)
 
 
+@pytest.mark.slow
 def test_monte_carlo_entropy_without_reparameterisation_is_unbiased_in_value_and_slope() -> None:
     """A Poisson has no closed entropy and no differentiable samples: the slope must come from the score function."""
     x = jnp.array(1.0)
@@ -148,6 +152,7 @@ def test_monte_carlo_entropy_without_reparameterisation_is_unbiased_in_value_and
     assert expected_slope > 20 * float(jnp.std(slopes)) / np.sqrt(slopes.size)  # the test can tell it from 0
 
 
+@pytest.mark.slow
 def test_monte_carlo_moments_of_a_flow() -> None:
     flow = dist.TransformedDistribution(dist.Normal(jnp.zeros(2), 1.0), transforms.SigmoidTransform()).to_event(1)
     mean, variance = proxvi.mean_variance(flow, key=KEY, num_samples=20_000)
@@ -170,6 +175,7 @@ def test_gram_matrix_is_on_the_smaller_side() -> None:
     assert [gram.shape for gram in stacked] == [(3, 2, 2)]
 
 
+@pytest.mark.slow
 def test_every_leaf_has_its_own_noise() -> None:
     q = {"a": dist.Poisson(3.0), "b": dist.Poisson(3.0)}
     entropy = proxvi.entropy(q, key=KEY)
@@ -195,6 +201,7 @@ def test_categorical_entropy_with_an_impossible_class() -> None:
     np.testing.assert_allclose(slope, 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_slopes_at_a_logit_of_zero() -> None:
     """Zeros are the usual initialisation, and NumPyro's log densities have a kink there."""
     assert jax.grad(lambda x: proxvi.entropy(dist.Binomial(5, logits=x)))(0.0) == pytest.approx(0.0, abs=1e-5)
@@ -213,6 +220,7 @@ def test_expanded_distribution_against_a_prior_of_the_full_shape() -> None:
         np.testing.assert_allclose(proxvi.kl_to_prior(batch, wide), 0.5 * jnp.arange(3.0) ** 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_monte_carlo_entropy_of_a_saturated_flow_has_a_finite_slope() -> None:
     """The flow must not be inverted at its own samples."""
 
@@ -233,6 +241,7 @@ def test_monte_carlo_variance_is_unbiased_for_few_samples() -> None:
     assert abs(jnp.mean(variances) - 0.0434) < 4 * jnp.std(variances) / np.sqrt(20_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])
 def test_monte_carlo_variance_without_reparameterisation_is_unbiased_in_value_and_slope(count: int) -> None:
     x = jnp.array(1.5)
@@ -263,6 +272,7 @@ def test_folding_is_no_bijection() -> None:
         proxvi.kl(one, other)
 
 
+@pytest.mark.slow
 def test_binomials_of_unequal_or_traced_counts_are_sampled() -> None:
     counts = jnp.array([3, 5])
     q = dist.Binomial(counts, logits=jnp.zeros(2)).to_event(1)

@@ -28,6 +28,7 @@ def proxvi(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_figure_1_by_the_command(tmp_path: Path) -> None:
     """One data set, six starts, half the steps: VI is trapped at every start, and entropy PVI at none."""
     sizes = ("--data-sets", "1", "--starts", "6", "--steps", "5000")
@@ -52,10 +53,12 @@ def test_figure_1_by_the_command(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in files} == before
 
 
+@pytest.mark.slow
 def test_the_help_names_the_experiments() -> None:
     assert "figure-1-settings" in proxvi("reproduce", "--help")
 
 
+@pytest.mark.slow
 def test_the_study_of_the_settings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure_1, "STUDY", {"gamma": (1e-5, 1e-10), "steps": (1_000, 10_000)})
     monkeypatch.setattr(figure_1, "STUDIED", ("VI", "PVI, entropy"))

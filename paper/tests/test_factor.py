@@ -26,18 +26,21 @@ def enumerated_elbo(params: Factor, x: jax.Array, temperature: float = 1.0) -> f
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 7.0])
 def test_the_elbo_is_exact(temperature: float) -> None:
     expected = enumerated_elbo(PARAMS, X, temperature)
     np.testing.assert_allclose(factor.elbo(PARAMS, X, temperature), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_numpyro_pair_has_the_same_elbo() -> None:
     estimate = proxvi.LeaveOneOutELBO(20_000)
     sampled = -estimate.loss(KEY, PARAMS._asdict(), factor.model, factor.guide, X)
     np.testing.assert_allclose(sampled, factor.elbo(PARAMS, X), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_means_is_the_papers() -> None:
     gradient = jax.grad(factor.elbo)(PARAMS, X).means
     np.testing.assert_allclose(factor.mean_gradient(PARAMS, X), gradient, rtol=1e-4)

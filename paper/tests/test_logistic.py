@@ -17,6 +17,7 @@ from proxvi_paper.models.logistic import Weights
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_the_elbo_is_that_of_samples(temperature: float) -> None:
     keys = jax.random.split(KEY, 4)
@@ -30,6 +31,7 @@ def test_the_elbo_is_that_of_samples(temperature: float) -> None:
     assert abs(values.mean() - float(logistic.elbo(params, x, y, temperature))) < 4 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "methods",
     [("VI", "PVI, KL", "KL-proximal steps"), pytest.param(tuple(experiment.METHODS), marks=pytest.mark.nightly)],
@@ -45,6 +47,7 @@ def test_methods_end_at_the_one_mode(methods: tuple[str, ...], tmp_path: Path, m
     assert max(abs(float(gap.replace("−", "-"))) for gap in rows.values()) < 0.1
 
 
+@pytest.mark.slow
 def test_a_row_of_zeros_has_a_slope() -> None:
     params = Weights(jnp.zeros(2), jnp.zeros(2))
     slopes = jax.grad(logistic.elbo)(params, jnp.zeros((1, 2)), jnp.ones(1))

@@ -30,6 +30,7 @@ def sigmoid(x: Any) -> Any:
     return np.exp(-np.logaddexp(0.0, -np.asarray(x, np.float64)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_softplus_and_its_slope_are_exact(dtype: Any) -> None:
     with jax.enable_x64(True):
@@ -44,6 +45,7 @@ def test_softplus_and_its_slope_are_exact(dtype: Any) -> None:
         assert float(jax.grad(softplus)(jnp.zeros((), dtype))) == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("value", [0, 1, False, True, np.uint8(1), 1.0])
 def test_log_density_is_that_of_a_bernoulli(dtype: Any, value: Any) -> None:
@@ -57,6 +59,7 @@ def test_log_density_is_that_of_a_bernoulli(dtype: Any, value: Any) -> None:
         np.testing.assert_allclose(slope, sign * sigmoid(-sign * np.asarray(logits, np.float64)), rtol=1e-6, atol=1e-37)
 
 
+@pytest.mark.slow
 def test_a_layer_adds_up_its_units_and_keeps_numpyros_shapes() -> None:
     logits = jax.random.normal(KEY, (20, 50))
     ours, theirs = Bernoulli(logits).to_event(1), dist.Bernoulli(logits=logits).to_event(1)
@@ -72,6 +75,7 @@ def test_a_layer_adds_up_its_units_and_keeps_numpyros_shapes() -> None:
     np.testing.assert_allclose(jax.vmap(lambda d: d.log_prob(x[0]))(ours), theirs.log_prob(x[:1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_statistics_know_the_bernoulli() -> None:
     logits = jax.random.normal(KEY, (20, 5))
     q, q0 = Bernoulli(logits).to_event(1), dist.Bernoulli(logits=logits).to_event(1)
@@ -95,6 +99,7 @@ def bernoulli(logits: Any, value: Any) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, bool])
 def test_model_and_guide_are_what_the_equations_say(dtype: Any) -> None:
     """Three layers; the log densities are those of one row, the mean over the batch."""
@@ -116,6 +121,7 @@ def test_model_and_guide_are_what_the_equations_say(dtype: Any) -> None:
     np.testing.assert_allclose(log_density(network.guide, (x,), {}, {**p, **z})[0], log_q / 20, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_starts_are_the_papers() -> None:
     good, bad = parameters((4, 3)), parameters((4, 3), BAD)
     assert good.keys() == bad.keys()
@@ -131,6 +137,7 @@ def test_starts_are_the_papers() -> None:
         assert all(not np.any(value) for name, value in params.items() if name.endswith("bias"))
 
 
+@pytest.mark.slow
 def test_one_key_is_one_start() -> None:
     svi = proxvi.ProximitySVI(*belief_network(X.mean(0)), optax.adam(1e-3), proxvi.LeaveOneOutELBO(2), ())
     one, same, other = (svi.get_params(svi.init(jax.random.key(seed), X)) for seed in (1, 1, 2))
@@ -139,6 +146,7 @@ def test_one_key_is_one_start() -> None:
     assert not np.array_equal(one["decoder1_weights"].T[:6], one["encoder1_weights"][:6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [proxvi.LeaveOneOutELBO(5), proxvi.VimcoELBO(5)], ids=["LeaveOneOut", "Vimco"])
 def test_loss_and_gradient_are_means_over_the_rows(estimator: Any) -> None:
     """Against the same network whose rows are added up, as NumPyro's plates do: everything is a twentieth of it."""
@@ -166,6 +174,7 @@ def test_loss_and_gradient_are_means_over_the_rows(estimator: Any) -> None:
         np.testing.assert_allclose(gradient[name], value / 20, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statistic", "loss"),
     [

@@ -48,6 +48,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text())["figures"] for path in sorted(folder.glob("*.json"))}
 
 
+@pytest.mark.slow
 def test_a_trial_is_run_once_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trials.run(ONE, tmp_path / "a", tmp_path / "a")
     assert whole["elbo"] <= whole["log_likelihood"] < 0
@@ -87,6 +88,7 @@ def test_of_two_processes_that_run_one_trial_one_waits(tmp_path: Path, monkeypat
         assert waiting.result(timeout=60.0) == {"elbo": -1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.nightly) for how in (signal.SIGTERM, signal.SIGKILL))]
 )
@@ -135,12 +137,14 @@ def threads_that_compute() -> int:
     return sum(task.joinpath("comm").read_text() == "tf_XLAEigen\n" for task in Path("/proc/self/task").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_worker_computes_on_one_thread() -> None:
     with sweeps.OneCoreEach(1) as executor:
         assert executor.submit(threads_that_compute).result() == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
     class Broken:
         def submit(self, function: Any, trial: Trial, *args: Any, **options: Any) -> Future[Any]:
@@ -194,6 +198,7 @@ def test_file_names_depend_on_all_settings(kind: type[digit_trials.DigitTrial]) 
     assert set(kind.training_settings) == settings - {"samples", "digits"}
 
 
+@pytest.mark.slow
 def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> None:
     curves = {name: [1.0, 2.0] for name in digit_trials.CURVES}
     blank = digit_trials.encode(np.zeros(784))
@@ -263,6 +268,7 @@ def in_progress(runs: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_workers_lose_nothing(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     killed = []
     with cluster.get_client() as client:
@@ -312,6 +318,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_where_it_was(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)]
     driver = subprocess.Popen(command, cwd=Path(__file__).parent)

@@ -30,6 +30,7 @@ def plain(elbo: Trace_ELBO) -> proxvi.ProximitySVI:
     return proxvi.ProximitySVI(*NETWORKS, optax.adam(1e-3), elbo, ())
 
 
+@pytest.mark.slow
 def test_the_elbo_is_that_of_one_row_whatever_the_batch() -> None:
     params = params_of(plain(TraceMeanField_ELBO()))
     estimate = jax.jit(lambda x: Trace_ELBO(4_000).loss(KEY, params, *NETWORKS, x))
@@ -50,6 +51,7 @@ def test_the_elbo_is_that_of_one_row_whatever_the_batch() -> None:
     np.testing.assert_allclose(-whole, jnp.mean(likelihood - divergence), rtol=0.01)
 
 
+@pytest.mark.slow
 def test_the_encoder_starts_orthogonal() -> None:
     params = params_of(plain(TraceMeanField_ELBO()))
     assert [weights.shape for weights in encoder_weights(params)] == [(12, 6), (6, 5), (5, 6)]
@@ -57,6 +59,7 @@ def test_the_encoder_starts_orthogonal() -> None:
         np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_orthogonal_constraint_moves_the_encoder_alone() -> None:
     def after(magnitude: float) -> dict:
         constraint = autoencoders._orthogonal(Trial(method="PVI, orthogonal", magnitude=magnitude))
@@ -90,6 +93,7 @@ def test_the_grid_has_a_trial_for_each_magnitude() -> None:
         Grid(methods=("PVI",)).trials()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("digits")
 @pytest.mark.parametrize(
     ("method", "magnitude", "row"),

@@ -210,6 +210,7 @@ but_for_the_easier = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @but_for_the_easier
 def test_leave_one_out_gradient_is_unbiased(name: str) -> None:
     problem, elbo = PROBLEMS[name], proxvi.LeaveOneOutELBO(3)
@@ -240,6 +241,7 @@ def test_annealed_gradient_is_unbiased_for_the_tempered_elbo(name: str) -> None:
     assert_unbiased(tempered, params, expected, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elbo", [Trace_ELBO(50_000), TraceMeanField_ELBO(50_000)], ids=["sampled", "closed"])
 def test_warm_up_weighs_the_divergence_and_nothing_else(elbo: Any) -> None:
     """A normal model and guide, for which E log p(x | z) and the divergence are closed."""
@@ -269,6 +271,7 @@ def test_warm_up_weighs_the_divergence_and_nothing_else(elbo: Any) -> None:
     assert abs(-elbo.loss(jax.random.key(0), params, model, guide) - expected) > 0.1
 
 
+@pytest.mark.slow
 @but_for_the_easier
 def test_vimco_gradient_is_that_of_the_multi_sample_bound(name: str) -> None:
     problem, elbo = PROBLEMS[name], proxvi.VimcoELBO(2)
@@ -341,6 +344,7 @@ def test_baselines_take_out_what_a_sample_does_not_change(elbo: Any, largest: fl
     assert np.max(np.abs(slopes[:, 1])) > 5 * largest  # where z matters, it is told
 
 
+@pytest.mark.slow
 def test_vimco_takes_guides_that_are_reparameterised() -> None:
     """The bound of an importance-weighted autoencoder, which needs no score; here that of a closed likelihood."""
     x = jnp.array([0.5, -1.0, 2.0])
@@ -392,6 +396,7 @@ def test_leave_one_out_gradient_with_weights_along_an_axis_that_is_no_plate(plat
     assert_unbiased(lambda p, key: elbo.loss(key, p, model, guide), params, expected, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [float, jnp.asarray, np.float32, None], ids=["float", "jax", "numpy", "traced"])
 def test_what_scales_all_sites_alike_scales_the_bound_of_vimco(kind: Any) -> None:
     problem, elbo = PROBLEMS["one layer, subsampled plate"], proxvi.VimcoELBO(20)
@@ -407,6 +412,7 @@ def test_what_scales_all_sites_alike_scales_the_bound_of_vimco(kind: Any) -> Non
     jax.tree.map(lambda one, part: np.testing.assert_allclose(one / 3, part, rtol=1e-5), whole, scaled)
 
 
+@pytest.mark.slow
 def test_rows_of_vimco_may_have_weights() -> None:
     """Each row has a bound of its own, which its weight multiplies."""
     problem, elbo = PROBLEMS["one layer, plate"], proxvi.VimcoELBO(3)
@@ -450,6 +456,7 @@ def test_what_chooses_the_rows_chooses_nothing_else(estimator: Any, monkeypatch:
     assert not set(seeds) & set(choices)
 
 
+@pytest.mark.slow
 def test_reparameterised_sites_take_the_pathwise_gradient() -> None:
     """On a Gaussian guide the gradient is that of Trace_ELBO for the same keys, to rounding."""
 
@@ -469,6 +476,7 @@ def test_reparameterised_sites_take_the_pathwise_gradient() -> None:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_subsampled_plate_outside_of_which_sites_lie_is_refused_by_vimco() -> None:
     def model() -> None:
         w = numpyro.sample("w", dist.Bernoulli(0.5))

@@ -78,6 +78,7 @@ def exact(params: dict[str, Any], units: tuple[int, ...]) -> tuple[np.ndarray, n
     return np.sum(np.exp(log_q) * (log_p - log_q), axis=0), logsumexp(log_p, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [(3,), (3, 2)], ids=["one layer", "two layers"])
 def test_truth_lies_within_the_errors_that_are_told(units: tuple[int, ...]) -> None:
     """In all of 100 seeds within 4 errors; and the errors are not too large, either."""
@@ -131,6 +132,7 @@ def test_chunks_change_nothing(chunk: int) -> None:
     same(*(evaluate(KEY, *pair, params, DIGITS[:13], num_samples=50, chunk=n, mesh=ONE) for n in (500, chunk)))
 
 
+@pytest.mark.slow
 def test_groups_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, params = network((3,))
     one = evaluate(KEY, *pair, params, DIGITS[:13], num_samples=50, mesh=ONE)
@@ -172,6 +174,7 @@ LINEAR = {"W": jnp.array([[1.0, -0.5, 2.0], [0.3, 1.0, 0.5]]), "width": 1.0, "sh
 X = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_the_posterior_as_guide_leaves_nothing_to_chance() -> None:
     result = evaluate(KEY, linear_model, linear_guide, LINEAR, X, num_samples=100)
     W = np.asarray(LINEAR["W"], np.float64)
@@ -187,6 +190,7 @@ def test_the_posterior_as_guide_leaves_nothing_to_chance() -> None:
     np.testing.assert_allclose(result.log_likelihood_standard_error, np.std(truth, ddof=1) / 10**0.5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_khat_tells_a_bad_guide() -> None:
     """A normal too narrow by the factor c makes weights whose tail has k = 1 − c²."""
     wide, narrow = (
@@ -226,6 +230,7 @@ def test_heavy_tails_are_told_by_khat_and_not_by_warnings() -> None:
     assert result.khat_above == 1.0
 
 
+@pytest.mark.slow
 def test_all_results_are_those_of_the_weights_one_by_one() -> None:
     """The weights by NumPyro's own `log_density`, a row and a sample at a time; k̂ by ArviZ, of all of them."""
     params = {**LINEAR, "width": 0.5}
@@ -256,6 +261,7 @@ def test_all_results_are_those_of_the_weights_one_by_one() -> None:
     assert result.khat_above == np.mean(result.khats > 0.7)
 
 
+@pytest.mark.slow
 def test_scales_of_training_are_left_out() -> None:
     """A subsampled plate of rows, and a temperature."""
 

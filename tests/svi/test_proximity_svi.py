@@ -72,6 +72,7 @@ def same_bits(one: Any, two: Any) -> bool:
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "guide", "loss", "args"),
     [
@@ -90,6 +91,7 @@ def test_magnitude_zero_is_numpyros_svi_to_the_last_bit(model: Any, guide: Any, 
     assert same_bits(results[0].state.optim_state, results[1].state.optim_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("average", "particles"),
     [
@@ -130,6 +132,7 @@ def test_both_doors_give_the_same_updates(average: Any, particles: int) -> None:
     np.testing.assert_allclose(ours.share, link.share, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_losses_are_the_true_negative_elbo() -> None:
     """Also where the penalty is huge."""
     guide = AutoNormal(regression)
@@ -143,6 +146,7 @@ def test_losses_are_the_true_negative_elbo() -> None:
     np.testing.assert_allclose(svi.update(state)[1], plain.update(plain_state)[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of", [proxvi.kl_to_prior, lambda q, prior: jnp.mean(q["z"].mean - prior["z"].mean)], ids=["KL", "one's own"]
 )
@@ -163,6 +167,7 @@ def test_constraint_reaches_only_the_guide(of: Any) -> None:
     assert not np.allclose(one["encoder"], two["encoder"], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [TraceGraph_ELBO, proxvi.LeaveOneOutELBO])
 def test_divergence_of_layers_is_the_mean_over_particles_and_not_that_of_their_mean(loss: Any) -> None:
     def model() -> None:
@@ -186,6 +191,7 @@ def test_divergence_of_layers_is_the_mean_over_particles_and_not_that_of_their_m
     )
 
 
+@pytest.mark.slow
 def test_a_positive_vector_of_an_autoguide_is_held_unit_by_unit() -> None:
     def model() -> None:
         numpyro.sample("scales", dist.LogNormal(0.0, 1.0).expand([3]).to_event(1))
@@ -202,6 +208,7 @@ def test_a_positive_vector_of_an_autoguide_is_held_unit_by_unit() -> None:
     assert set(shapes) == {(3,)}
 
 
+@pytest.mark.slow
 def test_what_an_optimiser_has_infinite_by_design_is_no_fault() -> None:
     optimizer = optax.chain(optax.adam(0.05), optax.contrib.reduce_on_plateau(accumulation_size=50))
     svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optimizer, Trace_ELBO(), ())
@@ -216,6 +223,7 @@ def test_whether_all_is_finite_does_not_hang_on_size_or_precision(shape: tuple[i
     assert is_finite(jnp.full(shape, jnp.nan)) == (0 in shape)
 
 
+@pytest.mark.slow
 def test_an_autoguide_that_has_started_is_not_mapped_over_keys_in_silence() -> None:
     svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.1), Trace_ELBO(), ())
     svi.init(KEY)
@@ -223,6 +231,7 @@ def test_an_autoguide_that_has_started_is_not_mapped_over_keys_in_silence() -> N
         jax.vmap(svi.init)(jax.random.split(KEY, 2))
 
 
+@pytest.mark.slow
 def test_a_state_before_init_is_refused() -> None:
     state = (svi := make_regression()).init(KEY)
     with pytest.raises(ValueError, match="`svi_state` must come from `init`"):
@@ -246,6 +255,7 @@ GUIDES = {
 RARE = ("AutoLowRankMultivariateNormal", "AutoIAFNormal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if name in RARE else ()) for name in GUIDES]
 )
@@ -273,12 +283,14 @@ def test_autoguides(name: str) -> None:
     np.testing.assert_allclose(samples["weights"].mean(0), [1.0, -2.0, 0.5], atol=0.15)
 
 
+@pytest.mark.slow
 def test_autodelta_says_that_a_point_has_no_entropy() -> None:
     svi = proxvi.ProximitySVI(regression, AutoDelta(regression), optax.adam(0.1), Trace_ELBO(), constraint())
     with pytest.raises(ValueError, match=r"`q` must hold at least one distribution, got {}.*AutoNormal for AutoDelta"):
         svi.run(KEY, 10, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_point_has_parameters_to_constrain() -> None:
     held = constraint(lambda q, params: params["weights_auto_loc"], 100.0, relative=False)
     svi = proxvi.ProximitySVI(regression, AutoDelta(regression), optax.adam(0.1), Trace_ELBO(), held)
@@ -286,6 +298,7 @@ def test_a_point_has_parameters_to_constrain() -> None:
         svi.run(KEY, 10, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_named_sites_parameters_and_several_constraints() -> None:
     several = [
         constraint(lambda q: proxvi.entropy(q["z"]), 1.0),
@@ -307,6 +320,7 @@ def test_a_statistic_that_asks_for_what_is_not_there_is_told_what_is() -> None:
         svi.run(KEY, 2, PIXELS, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     guide = AutoNormal(regression)
     for optim in (optax.adam(0.02), numpyro.optim.Adam(0.02)):
@@ -323,6 +337,7 @@ def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) ->
         assert guide.median(further.params)["weights"].shape == (3,)
 
 
+@pytest.mark.slow
 def test_arviz_takes_the_result() -> None:
     guide = AutoDiagonalNormal(regression)
     svi = proxvi.ProximitySVI(
@@ -343,6 +358,7 @@ def test_arviz_takes_the_result() -> None:
     assert k_hat < 0.7
 
 
+@pytest.mark.slow
 def test_amortised_guides_of_flax_and_equinox() -> None:
     class Encoder(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
@@ -371,6 +387,7 @@ def test_amortised_guides_of_flax_and_equinox() -> None:
             assert 0.01 < proxvi.telemetry(result.state)[0].share < 1
 
 
+@pytest.mark.slow
 def test_jit_and_vmap_over_magnitudes() -> None:
     @jax.jit
     def run(magnitude: Any) -> Any:
@@ -396,6 +413,7 @@ def spoilt_when_told(bad: Any) -> None:
     numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
 
 
+@pytest.mark.slow
 def test_a_step_whose_loss_is_not_finite_changes_nothing_and_is_counted() -> None:
     svi = proxvi.ProximitySVI(
         spoilt_when_told, AutoNormal(spoilt_when_told), optax.adam(0.1), Trace_ELBO(), constraint()
@@ -411,6 +429,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing_and_is_counted() -> Non
     assert again.optim_state[0] == state.optim_state[0] + 1
 
 
+@pytest.mark.slow
 def test_a_step_whose_gradient_alone_is_not_finite_changes_nothing() -> None:
     rooted = constraint(lambda q: jnp.sqrt(0.0 * q["weights"].mean), distance=proxvi.squared)
     svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.1), Trace_ELBO(), rooted)
@@ -422,6 +441,7 @@ def test_a_step_whose_gradient_alone_is_not_finite_changes_nothing() -> None:
     assert np.any(np.isnan(svi.get_params(svi.update(state)[0])["weights_auto_loc"]))  # what it guards against
 
 
+@pytest.mark.slow
 def test_run_survives_a_few_bad_steps_wherever_they_fall() -> None:
     """An optimiser's gradient turns NaN at some steps; the run ends, finite, and says how many it left out."""
 
@@ -438,6 +458,7 @@ def test_run_survives_a_few_bad_steps_wherever_they_fall() -> None:
     assert np.all(np.isfinite(jax.tree.leaves(result.params)))
 
 
+@pytest.mark.slow
 def test_run_stops_after_too_many_bad_steps_even_if_good_ones_follow() -> None:
     def often() -> None:
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -456,6 +477,7 @@ def test_run_stops_after_too_many_bad_steps_even_if_good_ones_follow() -> None:
         svi.run(KEY, 1_000, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_run_warns_where_the_constraint_never_lets_go() -> None:
     svi = proxvi.ProximitySVI(regression, AutoNormal(regression), optax.adam(0.01), Trace_ELBO(), constraint())
     with pytest.warns(UserWarning, match=r"constraint on `entropy` still makes up \d+% of the gradient at the end"):
@@ -464,6 +486,7 @@ def test_run_warns_where_the_constraint_never_lets_go() -> None:
     assert 0.01 < report.share < 1
 
 
+@pytest.mark.slow
 def test_share_is_that_of_the_gradients() -> None:
     """Against gradients taken by hand: of the ELBO by NumPyro, of the constraint by the difference."""
     guide = AutoNormal(regression)
@@ -485,6 +508,7 @@ def test_share_is_that_of_the_gradients() -> None:
     np.testing.assert_allclose(report.share, size / (size + jnp.linalg.norm(elbo)), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_run_works_within_vmap() -> None:
     svi = proxvi.ProximitySVI(
         regression,
@@ -502,6 +526,7 @@ def test_run_works_within_vmap() -> None:
     np.testing.assert_allclose(many.losses[1], one.losses, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_run_stops_after_too_many_bad_steps_and_names_step_and_parameter() -> None:
     def model() -> None:
         scale = numpyro.param("scale", 1.0)
@@ -553,6 +578,7 @@ def test_optimisers_that_run_to_the_end_are_refused() -> None:
         proxvi.ProximitySVI(regression, AutoNormal(regression), numpyro.optim.Minimize(), Trace_ELBO(), constraint())
 
 
+@pytest.mark.slow
 def test_annealing_is_tempered_in_training_and_not_in_evaluation() -> None:
     annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), optax.exponential_decay(1.0, 500, 1e-10))
     svi = proxvi.ProximitySVI(belief_network, belief_guide, optax.adam(0.02), annealed, ())
@@ -593,6 +619,7 @@ def test_numpyros_svi_warns_that_it_does_not_anneal(temperature: Any) -> None:
     np.testing.assert_array_equal(theirs.losses, plain.losses)
 
 
+@pytest.mark.slow
 def test_forward_mode_for_models_that_have_no_other() -> None:
     def model() -> None:
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
@@ -633,6 +660,7 @@ def test_mutable_state_moves_on_and_stays_where_a_step_was_bad() -> None:
     assert proxvi.telemetry(state)[0].distance > 0
 
 
+@pytest.mark.slow
 def test_annealing_waits_for_the_first_batch_with_a_finite_loss() -> None:
     """The temperature is in units of the first loss, which must not be infinite for ever."""
 

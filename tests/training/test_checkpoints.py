@@ -79,6 +79,7 @@ def test_a_constraint_on_another_site_is_another_run(tmp_path: Path) -> None:
         fit(of("two"))
 
 
+@pytest.mark.slow
 def test_arrays_that_the_model_closes_over_are_part_of_the_run(tmp_path: Path) -> None:
     def fit(scale: Any) -> Any:
         def model(x: Any) -> None:
@@ -169,6 +170,7 @@ def test_checkpoints_that_fail_to_load_for_once_are_left_alone(tmp_path: Path, m
     assert faults.bits(faults.run(tmp_path, callback=lambda *_: pytest.fail("it is there"))) == whole
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(

@@ -56,6 +56,7 @@ def test_ten_bad_steps_in_a_row_stop_a_run_whatever_its_chunks(chunk: int) -> No
         proxvi.fit(faults.make_svi(), KEY, 60, batches, reporting=proxvi.Reporting(every=chunk))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_overflows_the_optimiser_is_left_out() -> None:
     def model(scale: Any) -> None:
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))

@@ -37,6 +37,7 @@ def test_bits_do_not_depend_on_how_the_run_is_cut_up(tmp_path: Path) -> None:
     assert sum("resumed" in line for line in lines) >= 2
 
 
+@pytest.mark.slow
 def test_numpyros_svi_takes_the_same_steps_as_in_its_own_loop() -> None:
     svi = SVI(faults.model, AutoNormal(faults.model), optax.adam(0.05), Trace_ELBO())
     result = proxvi.fit(svi, KEY, 200, ROWS, reporting=proxvi.Reporting(every=50))
@@ -49,6 +50,7 @@ def test_numpyros_svi_takes_the_same_steps_as_in_its_own_loop() -> None:
     np.testing.assert_allclose(svi.evaluate(result.state, ROWS), result.losses[-1], rtol=0.01)
 
 
+@pytest.mark.slow
 def test_callers_svi_reads_the_result() -> None:
     svi = faults.make_svi()
     result = proxvi.fit(svi, KEY, 50, ROWS)

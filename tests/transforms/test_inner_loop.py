@@ -19,6 +19,7 @@ def absolute(statistic: Any, magnitude: float, **options: Any) -> proxvi.Proximi
     return proxvi.Proximity(statistic, magnitude=magnitude, relative=False, **options)
 
 
+@pytest.mark.slow
 def test_no_constraint_is_gradient_descent_to_the_last_bit() -> None:
     constraint = absolute(proxvi.identity, 0.0)
     ours, theirs = proxvi.proximity_inner_loop(KEY, 0.1, constraint), optax.sgd(0.1)
@@ -34,6 +35,7 @@ def test_no_constraint_is_gradient_descent_to_the_last_bit() -> None:
     assert ours_state.iterations == 2  # the second finds nothing to change
 
 
+@pytest.mark.slow
 def test_linear_statistic_reaches_the_closed_form_maximiser() -> None:
     """For f(λ) = Aλ and squared distance, (I/ρ + 2k AᵀA)(λ' − λ_t) = −g − 2k Aᵀ(Aλ_t − Aλ̃)."""
     with jax.enable_x64(True):
@@ -90,6 +92,7 @@ def test_kl_proximal_step_of_a_gaussian_mean_has_its_closed_form() -> None:
         np.testing.assert_allclose(step, -2.0 / (1 / rho + k / scale**2), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "past"),
     [(proxvi.parameter_average(0.8), 0.8), (proxvi.statistic_average(0.8), 0.8 / 1.8)],
@@ -165,6 +168,7 @@ def test_the_default_distance_converges_at_its_kink(magnitude: float) -> None:
     assert state.residual <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_schedule_may_start_at_zero_and_fall_below_the_inner_rate() -> None:
     for schedule in (optax.linear_schedule(0.0, 0.05, 10), optax.exponential_decay(0.05, 20, 0.01)):
         optimizer = proxvi.proximity_inner_loop(

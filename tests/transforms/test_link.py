@@ -45,6 +45,7 @@ def test_update_equation_by_hand() -> None:
         np.testing.assert_allclose(report.magnitude, 2.0)
 
 
+@pytest.mark.slow
 def test_share_is_that_of_the_latest_sixteenth_step() -> None:
     link = proxvi.proximity(
         proxvi.identity, magnitude=2.0, distance=proxvi.squared, reference=proxvi.parameter_average(0.0), relative=False
@@ -141,6 +142,7 @@ def test_relative_magnitude_is_in_units_of_the_first_finite_loss() -> None:
     assert seen == [0.0, 0.0, 4.0, 4.0]
 
 
+@pytest.mark.slow
 def test_magnitude_follows_the_schedule_of_the_paper() -> None:
     steps, gamma = 50, 1e-10
     link = proxvi.proximity(proxvi.identity, magnitude=optax.exponential_decay(1.0, steps, gamma), relative=False)
@@ -176,6 +178,7 @@ def test_no_gradient_reaches_the_prior() -> None:
     assert updates["prior"] == 0
 
 
+@pytest.mark.slow
 def test_several_constraints_chain_and_add_up() -> None:
     params, later = jnp.array([1.0, -1.0]), jnp.array([0.5, 0.5])
     entropy = proxvi.proximity(bernoulli_entropy, magnitude=2.0, relative=False)
@@ -191,6 +194,7 @@ def test_several_constraints_chain_and_add_up() -> None:
     assert [float(t.magnitude) for t in proxvi.telemetry(state)] == [2.0, 3.0]
 
 
+@pytest.mark.slow
 def test_hundred_starts_under_vmap_inside_scan_compile_once() -> None:
     traces = 0
 
@@ -218,6 +222,7 @@ def test_hundred_starts_under_vmap_inside_scan_compile_once() -> None:
     np.testing.assert_allclose(final[7], alone, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_vmap_over_magnitudes() -> None:
     params, later = jnp.array([1.0]), jnp.array([0.5])
 
@@ -232,6 +237,7 @@ def test_vmap_over_magnitudes() -> None:
     assert pulls[1] != 0
 
 
+@pytest.mark.slow
 def test_sharded_batch_gives_the_updates_of_one_device() -> None:
     """`k · d(mean f)` is not linear in the batch, so the mean must be over all devices before the distance."""
     assert jax.device_count() == 8
@@ -301,6 +307,7 @@ def test_state_and_parameters_may_be_donated_together() -> None:
     assert np.all(np.isfinite(params))
 
 
+@pytest.mark.slow
 def test_state_keeps_its_structure_and_dtypes_for_low_precision_parameters() -> None:
     for reference in (proxvi.parameter_average(), proxvi.statistic_average()):
         link = proxvi.proximity(proxvi.identity, magnitude=1.0, reference=reference, relative=False)
