@@ -17,7 +17,7 @@ from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
 
 import proxvi
-from proxvi import estimators
+from proxvi.estimators import score_function
 
 DRAWS = 100_000
 DATA = jnp.array([0.5, 2.5, -1.0])
@@ -446,7 +446,7 @@ def test_what_chooses_the_rows_chooses_nothing_else(estimator: Any, monkeypatch:
         return jax.tree.map(lambda *values: jnp.stack(values), *map(particle, keys))
 
     handlers = SimpleNamespace(seed=seed, substitute=numpyro.handlers.substitute)
-    monkeypatch.setattr(estimators, "numpyro", SimpleNamespace(handlers=handlers))
+    monkeypatch.setattr(score_function, "numpyro", SimpleNamespace(handlers=handlers))
     monkeypatch.setattr(numpyro.primitives, "_subsample_fn", choose)
     elbo = estimator(3)
     elbo.vectorize_particles_fn = one_after_the_other
