@@ -12,9 +12,9 @@ from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
 from proxvi._validation import common_length
-from proxvi.training._fingerprint import digest, signature
-from proxvi.training._placement import Placement
+from proxvi.training._device_placement import Placement
 from proxvi.training._processes import everyones, local
+from proxvi.training._run_fingerprint import digest, signature
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
 

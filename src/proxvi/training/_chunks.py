@@ -14,11 +14,11 @@ from proxvi._typing import Batch, Json, Metrics, Tree
 from proxvi._validation import common_length
 from proxvi.svi import ProximitySVIState, guarded_update, stays_finite, warn_if_unweighted
 from proxvi.training._batches import make_source
-from proxvi.training._fingerprint import describe
-from proxvi.training._pacing import ChunkPacer
-from proxvi.training._placement import Placement
+from proxvi.training._chunk_pacing import ChunkPacer
+from proxvi.training._device_placement import Placement
 from proxvi.training._processes import from_process_zero
 from proxvi.training._reproducible import start_reproducibly
+from proxvi.training._run_fingerprint import describe
 
 Update = Callable[..., tuple[ProximitySVIState, Array]]
 Chunk = tuple[ProximitySVIState, Array, Array]  # the state after it, its losses, and whether all stayed finite

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from proxvi._typing import Json, Leaves, Tree
-from proxvi.training._fingerprint import is_key, signature
 from proxvi.training._processes import local
+from proxvi.training._run_fingerprint import is_key, signature
 
 __all__ = ["ConfigurationError"]
 

@@ -16,10 +16,10 @@ from numpyro.infer.svi import SVIRunResult
 from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_integer
 from proxvi.svi import raise_if_stopped, warn_if_held
+from proxvi.training._chunk_pacing import ChunkPacer
 from proxvi.training._chunks import ChunkRunner
 from proxvi.training._metrics import MetricsLog
 from proxvi.training._orbax_store import OrbaxStore
-from proxvi.training._pacing import ChunkPacer
 from proxvi.training._processes import agree
 from proxvi.training._progress import Progress
 from proxvi.training._progress_bar import postfix, progress_bar

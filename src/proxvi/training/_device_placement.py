@@ -6,8 +6,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proxvi._typing import Tree
-from proxvi.training._fingerprint import is_key
 from proxvi.training._processes import local
+from proxvi.training._run_fingerprint import is_key
 
 
 class Placement:
