@@ -71,8 +71,8 @@ def test_kl_proximal_step_of_a_conjugate_model() -> None:
     with jax.enable_x64(True):
         anchor = proxvi.Reference(  # q_0 held fixed is the reference of one proximal step
             init=lambda params, describe: jax.tree.map(jnp.array, params),
-            fold=lambda state, params, value, step: state,
-            read=lambda state, statistic, value, step: statistic(state),
+            update=lambda state, params, value, step: state,
+            value=lambda state, statistic, value, step: statistic(state),
         )
         optimizer = optax.chain(
             proxvi.proximity(q, magnitude=k, distance=proxvi.kl, reference=anchor, relative=False),
