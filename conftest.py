@@ -23,6 +23,17 @@ settings.register_profile(
 settings.load_profile("proxvi")
 
 
+SLOW_EXAMPLES = ("belief_network", "autoencoder", "ProximitySVI", "fit")  # they train; a docstring takes no marker
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the examples in docstrings that take long."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name.rsplit(".", 1)[-1] in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def digits() -> None:
     """The real ones; without them tests are skipped, but not where a build must not skip."""

@@ -85,6 +85,7 @@ def test_our_result_files_are_found_by_their_trials() -> None:
     assert all(finished(trial, ROOT / "paper" / "results" / "table-1") for trial in some)
 
 
+@pytest.mark.slow
 def test_all_results_are_printed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """As in `proxvi results | head`."""
     assert proxvi("results", "--results", str(tmp_path)).count("no result files in") == len(cli.experiments())

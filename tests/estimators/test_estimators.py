@@ -221,6 +221,7 @@ def test_leave_one_out_gradient_is_unbiased(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -364,6 +365,7 @@ def test_vimco_takes_guides_that_are_reparameterised() -> None:
     assert losses[0] > exact + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plated", [False, True], ids=["no plate", "a plate to the left"])
 def test_leave_one_out_gradient_with_weights_along_an_axis_that_is_no_plate(plated: bool) -> None:
     """Weights of units, such as a temperature for each."""
@@ -428,6 +430,7 @@ def test_rows_of_vimco_may_have_weights() -> None:
     np.testing.assert_allclose(loss(jnp.array([1.0, 2.0, 5.0])), apart[0] + 2 * apart[1] + 5 * apart[2], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [proxvi.LeaveOneOutELBO, proxvi.VimcoELBO])
 def test_what_chooses_the_rows_chooses_nothing_else(estimator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off CPU, NumPyro draws rows by bits that a particle seeded with the same key would draw its latents from."""

@@ -125,6 +125,7 @@ def same(one: Evaluation, two: Evaluation) -> None:
         np.testing.assert_allclose(getattr(two, name), value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [7, 130])
 def test_chunks_change_nothing(chunk: int) -> None:
     """Samples of one row in several pieces, which do not come out even; several rows at once, which do not, either."""
@@ -140,6 +141,7 @@ def test_groups_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     same(one, evaluate(KEY, *pair, params, DIGITS[:13], num_samples=50, mesh=ONE, progress=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "rows"), [((8,), 13), ((8,), 3), ((2, 4), 13)])
 def test_eight_devices_give_what_one_does(shape: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pair, params = network((3,))
@@ -344,6 +346,7 @@ def test_samples_that_the_model_rules_out_count_as_nothing() -> None:
     assert np.isnan(result.log_likelihood_standard_error)  # of one row
 
 
+@pytest.mark.slow
 def test_without_arviz_or_with_few_samples_khat_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     few = evaluate(KEY, linear_model, linear_guide, {**LINEAR, "width": 0.5}, X, num_samples=10)
     monkeypatch.setitem(sys.modules, "arviz_stats.base.array", None)

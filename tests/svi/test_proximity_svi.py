@@ -597,6 +597,7 @@ def test_annealing_is_tempered_in_training_and_not_in_evaluation() -> None:
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_numpyros_svi_takes_a_constant_temperature() -> None:
     """NumPyro's SVI and ours, which knows the step, then take the same steps."""
     annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), 2.0, relative=False)
@@ -609,6 +610,7 @@ def test_numpyros_svi_takes_a_constant_temperature() -> None:
     assert jnp.any(jnp.abs(theirs.params["encoder"] - plain.params["encoder"]) > 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [2.0, optax.exponential_decay(2.0, 100, 1e-10)], ids=["relative", "schedule"])
 def test_numpyros_svi_warns_that_it_does_not_anneal(temperature: Any) -> None:
     annealed = proxvi.AnnealedELBO(proxvi.LeaveOneOutELBO(5), temperature)
@@ -642,6 +644,7 @@ def test_forward_mode_for_models_that_have_no_other() -> None:
     np.testing.assert_allclose(*(proxvi.telemetry(r.state)[0].share for r in (forward, backward)), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_mutable_state_moves_on_and_stays_where_a_step_was_bad() -> None:
     """As the running averages of a batch norm do."""
 

@@ -80,7 +80,7 @@ def encoder_weights(params: Params) -> list[Array]:
     return [leaf for leaf in jax.tree.leaves(params["encoder$params"]) if jnp.ndim(leaf) == 2]
 
 
-def _network(key: Array, sizes: Sequence[int], weights: jax.nn.initializers.Initializer) -> nnx.Sequential:
+def _network(key: Array, sizes: Sequence[int], weights: jax.nn.initializers.Initializer) -> Any:
     rngs = nnx.Rngs(key)
     layers: list[Any] = []
     for size_in, size_out in pairwise(sizes):
