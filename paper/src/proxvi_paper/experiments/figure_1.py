@@ -344,7 +344,7 @@ def report_settings(records: list[tables.Record], folder: Path) -> str:
         setting: sorted({value for _, value in found}, reverse=setting == "gamma") for setting, found in figures.items()
     }
 
-    def share(setting: str, method: str, value: float) -> float:
+    def share(setting: str, method: str, value: int | float) -> float:
         found = figures[setting].get((method, value))
         return np.nan if found is None else found["free"]
 
