@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
 from numpyro.infer import ELBO, Trace_ELBO
 from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
@@ -31,7 +32,7 @@ class _Term(NamedTuple):
 
     log_prob: Array  # times `scale`
     plates: _Plates
-    scale: Array | float  # of the plates, and of any handler around the site
+    scale: ArrayLike  # of the plates, and of any handler around the site
     sign: float
     # `log q` of the elements, without any scale, if this is a latent of the guide whose samples carry no gradient.
     score: Array | None
@@ -245,7 +246,7 @@ def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
     return value.reshape(value.shape[max(0, value.ndim - depth) :])
 
 
-def _common_scale(scales: list[Array | float], of_plates: float, shape: tuple[int, ...]) -> Array | float:
+def _common_scale(scales: list[ArrayLike], of_plates: float, shape: tuple[int, ...]) -> ArrayLike:
     """The scale that all sites share, a number or one for each element of the shared plates; else the plates' own."""
     first = scales[0]
     if all(isinstance(scale, int | float) for scale in scales):
