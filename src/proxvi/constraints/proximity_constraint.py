@@ -121,7 +121,7 @@ class Proximity:
 
     @property
     def is_off(self) -> bool:
-        """Whether the magnitude is the number 0: then the doors leave the constraint out of the program."""
+        """Whether the magnitude is the number 0: then `ProximitySVI` leaves the constraint out of the program."""
         return isinstance(self.magnitude, int | float) and self.magnitude == 0
 
     def init(self, params: ParamTree, describe: Callable[[], Tree]) -> ConstraintState:

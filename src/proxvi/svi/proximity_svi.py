@@ -139,7 +139,7 @@ class ProximitySVI(SVI):
         return ProximitySVIState(*state, constraints, Skipped.none(), first_loss)
 
     @property
-    def objective(self) -> Objective:
+    def _objective(self) -> Objective:
         """What `init` has made of the model, the guide, the loss and the constraints."""
         if self._initialised is None:
             raise ValueError(
@@ -186,7 +186,7 @@ class ProximitySVI(SVI):
     ) -> tuple[Array, ParamTree, ProximitySVIState]:
         """The true loss, the gradient of the objective, and the next state but for the optimiser's."""
         rng_key, step_key = jax.random.split(svi_state.rng_key)
-        params, objective = self.optim.get_params(svi_state.optim_state), self.objective
+        params, objective = self.optim.get_params(svi_state.optim_state), self._objective
         inputs = self._inputs(svi_state, step_key, args, kwargs)
         done: StepOutputs
         if forward_mode_differentiation:
@@ -230,7 +230,7 @@ class ProximitySVI(SVI):
         Returns:
             The state, from which `proxvi.telemetry` reads the shares.
         """
-        objective = self.objective
+        objective = self._objective
         if not objective.active:
             return svi_state
         loss, rest, after = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
@@ -309,7 +309,7 @@ class ProximitySVI(SVI):
                 bar.update(length)
                 if progress_bar:
                     bar.set_postfix_str(f"loss: {float(np.nanmean(chunk_losses)):.4f}", refresh=False)
-        if self.objective.active:  # compiled, as the steps are
+        if self._objective.active:  # compiled, as the steps are
             state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **options), None), state, None, 1)
         warn_if_held(self, state)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
@@ -319,7 +319,7 @@ def with_loss(svi: ProximitySVI, loss: ELBO) -> ProximitySVI:
     """An initialised `svi` with another estimator of the ELBO."""
     other = copy.copy(svi)
     other.loss = loss
-    other._initialised = replace(svi.objective, loss=as_scheduled(loss))
+    other._initialised = replace(svi._objective, loss=as_scheduled(loss))
     return other
 
 
@@ -346,7 +346,7 @@ def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, b
 
     def look(key: Array) -> None:
         inputs = svi._inputs(state, key, batch, {})
-        for name, site in svi.objective.model_trace(params, inputs).items():
+        for name, site in svi._objective.model_trace(params, inputs).items():
             if site["type"] == "sample":
                 of_rows = size in jnp.shape(site["value"])
                 if not site["is_observed"] and not of_rows:
