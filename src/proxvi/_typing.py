@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax import Array
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
+    from jaxtyping import Bool, Float, Int
 else:
 
     class _Unchecked:
@@ -22,7 +22,7 @@ else:
             return item[0]
 
     _jaxtyping = sys.modules.get("jaxtyping")
-    Bool, Float, Int, Shaped = (getattr(_jaxtyping, name, _Unchecked) for name in ("Bool", "Float", "Int", "Shaped"))
+    Bool, Float, Int = (getattr(_jaxtyping, name, _Unchecked) for name in ("Bool", "Float", "Int"))
 
 __all__ = [
     "Batch",
@@ -39,7 +39,6 @@ __all__ = [
     "ParamTree",
     "Params",
     "Scalar",
-    "Shaped",
     "Statistic",
     "Trace",
     "Tree",
