@@ -8,8 +8,9 @@ NumPyro sums over event axes, because a log density is about whole events. A pro
 where the latent axes are those that `to_event` turned from batch into event axes.
 """
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import gammaln
 from numpyro.distributions import transforms
+from numpyro.distributions.util import binary_cross_entropy_with_logits
 
 from proxvi._typing import Distribution, Float, Tree
 from proxvi._validation import check_integer, named_leaves
@@ -91,8 +93,51 @@ def is_distribution(node: Any) -> bool:
     return isinstance(node, Distribution)
 
 
+class SampledParents(NamedTuple):
+    """The score of the samples that a distribution depends on, for samples that carry no gradient themselves.
+
+    The mean of a function `h` of such samples has the gradient `E[∇h] + E[(h − b) ∇log q(parents)]`. The second term is
+    added as something of value 0 with that slope. The baseline `b` is the mean of `h` over the other particles.
+
+    Attributes:
+        parents: 0 with the slope of `log q` of the parents; it broadcasts to the batch axes of the distribution.
+        everything: the same of all samples of the particle, a scalar.
+        particles: how many particles there are.
+        axis: the name of the particles' axis within `vmap`; None where there is none, and with it no baseline.
+    """
+
+    parents: Array
+    everything: Array
+    particles: int
+    axis: str | None
+
+    def of_batch(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """`(h − b) · score` for each element of the batch, whose axes come first."""
+        missing = tuple(range(self.parents.ndim, value.ndim))
+        return self._signal(value) * jnp.expand_dims(self.parents, missing)
+
+    def of_particle(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """`(h − b) · score` with the score of everything: right for any function, but with the noise of the batch."""
+        return self._signal(value) * self.everything
+
+    def _signal(self, value: Array) -> Array:
+        value = jax.lax.stop_gradient(value)
+        if self.axis is None or self.particles == 1:
+            return value
+        return value - (jax.lax.psum(value, self.axis) - value) / (self.particles - 1)
+
+
+def with_parents(d: Distribution, parents: SampledParents) -> Distribution:
+    """A copy of `d` that knows which samples it depends on; `average_over_batch` asks."""
+    d = copy.copy(d)
+    d._sampled_parents = parents  # pyright: ignore[reportAttributeAccessIssue]
+    return d
+
+
 def log_density(site: dict[str, Any]) -> Array:
     """Log density of a site's value, without the scales around the site that NumPyro multiplies it by."""
+    if isinstance(innermost(site["fn"]), dist.BernoulliLogits):
+        return _bernoulli_log_density(site["fn"], site["value"])
     intermediates = (site["intermediates"],) if site["intermediates"] else ()
     return jnp.asarray(site["fn"].log_prob(site["value"], *intermediates))
 
@@ -120,11 +165,21 @@ def average_over_batch(
         )
     value = jnp.broadcast_to(value, shape)
     axes = tuple(range(len(d.batch_shape)))
-    if mask is None:
-        return jnp.mean(value, axis=axes)
-    mask = jnp.broadcast_to(mask, value.shape)
-    total = jnp.sum(jnp.where(mask, value, 0.0), axis=axes)
-    return total / jnp.maximum(jnp.sum(mask, axis=axes), 1)
+
+    def average(value: Array) -> Array:
+        if mask is None:
+            return jnp.mean(value, axis=axes)
+        counts = jnp.broadcast_to(mask, shape)
+        total = jnp.sum(jnp.where(counts, value, 0.0), axis=axes)
+        return total / jnp.maximum(jnp.sum(counts, axis=axes), 1)
+
+    parents: SampledParents | None = getattr(d, "_sampled_parents", None)
+    if parents is None:
+        return average(value)
+    # Each element of the batch has its own baseline. The caller adds the term of the whole particle for all that a
+    # statistic returns, because it does not know the elements. What it adds for this average is taken away here.
+    whole = average(value)
+    return whole + average(parents.of_batch(value)) - parents.of_particle(whole)
 
 
 def _unwrapped(
@@ -328,6 +383,30 @@ def _enumerate(d: Distribution, function: Callable[[Array, Array], Array]) -> Ar
     log_q = jax.vmap(lambda z: _log_prob(d, z))(support)
     probability = jnp.exp(log_q)
     return jnp.sum(probability * jnp.where(probability > 0, jax.vmap(function)(support, log_q), 0.0), axis=0)
+
+
+@jax.custom_jvp
+def _bernoulli_log_prob(logits: Array, value: Array) -> Array:
+    """NumPyro's `log q(z)`, with the slope `z − σ(l)` at every logit `l`; at 0 NumPyro's is `z`."""
+    return -binary_cross_entropy_with_logits(logits, value)
+
+
+@_bernoulli_log_prob.defjvp
+def _bernoulli_log_prob_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (logits, value), (of_logits, of_value) = primals, tangents
+    slope = (value - jax.nn.sigmoid(logits)) * of_logits
+    if jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+        slope = slope + logits * of_value
+    return _bernoulli_log_prob(logits, value), slope
+
+
+def _bernoulli_log_density(d: Distribution, value: Array) -> Array:
+    """`log_prob` of Bernoullis within any wrappers."""
+    log_prob, mask, latent = _unwrapped(d, lambda base: _bernoulli_log_prob(jnp.asarray(base.logits), value), False)
+    log_prob = jnp.broadcast_to(log_prob, jnp.broadcast_shapes(log_prob.shape, d.batch_shape + latent))
+    if mask is not None:
+        log_prob = jnp.where(mask, log_prob, 0.0)
+    return jnp.sum(log_prob, axis=tuple(range(-len(latent), 0)))
 
 
 @jax.custom_jvp

@@ -15,7 +15,7 @@ from numpyro.infer import ELBO, Trace_ELBO
 from numpyro.infer.util import get_importance_trace
 from numpyro.util import check_model_guide_match
 
-from proxvi._distributions import log_density
+from proxvi import _distributions
 from proxvi._typing import Float, Guide, Model, Params, Scalar, Trace
 from proxvi._validation import check_integer
 
@@ -24,14 +24,14 @@ __all__ = ["LeaveOneOutELBO", "VimcoELBO"]
 
 # Plates by name and axis from the right (different plates may have the same axis, and even the same length).
 # The value is the weight of an element: above 1 where the plate is subsampled.
-_Plates = dict[tuple[str, int], float]
+Plates = dict[tuple[str, int], float]
 
 
 class _Term(NamedTuple):
     """One site's log probability, summed over all axes but those of its plates."""
 
     log_prob: Array  # times `scale`
-    plates: _Plates
+    plates: Plates
     scale: ArrayLike  # of the plates, and of any handler around the site
     sign: float
     # `log q` of the elements, without any scale, if this is a latent of the guide whose samples carry no gradient.
@@ -145,8 +145,8 @@ class LeaveOneOutELBO(MultiParticleELBO):
         sites = []
         for site in terms:
             if site.score is not None:
-                log_q = _sum_to(site.plates, site.score, site.plates)
-                cost = sum(_sum_to(site.plates, term.sign * term.log_prob, term.plates) for term in terms)
+                log_q = sum_to(site.plates, site.score, site.plates)
+                cost = sum(sum_to(site.plates, term.sign * term.log_prob, term.plates) for term in terms)
                 sites.append((log_q, jnp.broadcast_to(jnp.asarray(cost), log_q.shape)))
         return elbo, sites
 
@@ -156,7 +156,7 @@ class LeaveOneOutELBO(MultiParticleELBO):
         for log_q, cost in sites:
             others = (jnp.sum(cost, axis=0, keepdims=True) - cost) / (self.num_particles - 1)
             signal = jax.lax.stop_gradient(cost - others)
-            surrogate = surrogate + jnp.sum(_slope_only(log_q) * signal) / self.num_particles
+            surrogate = surrogate + jnp.sum(slope_only(log_q) * signal) / self.num_particles
         return jnp.mean(elbos) + surrogate
 
 
@@ -187,10 +187,10 @@ class VimcoELBO(MultiParticleELBO):
                     f"`VimcoELBO` needs subsampled plates to hold every site, got the plate {extra[0]!r} that does "
                     "not; put all sites into it, or use `LeaveOneOutELBO`."
                 )
-        log_weight = jnp.asarray(sum(_sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms))
+        log_weight = jnp.asarray(sum(sum_to(shared, term.sign * term.log_prob, term.plates) for term in terms))
         # The bound is of unscaled weights. A scale that all sites share, such as a mean over data, scales the bound.
         scale = _common_scale([term.scale for term in terms], math.prod(shared.values(), start=1.0), log_weight.shape)
-        scores = [_sum_to(shared, _slope_only(term.score), term.plates) for term in terms if term.score is not None]
+        scores = [sum_to(shared, slope_only(term.score), term.plates) for term in terms if term.score is not None]
         return log_weight / scale, sum(scores, start=jnp.zeros_like(log_weight)), jnp.asarray(scale)
 
     def _bound(self, particles: tuple[Array, Array, Array]) -> Scalar:
@@ -213,29 +213,77 @@ def _terms(model_trace: Trace, guide_trace: Trace) -> list[_Term]:
     terms = []
     for sign, trace in ((1.0, model_trace), (-1.0, guide_trace)):
         for site in trace.values():
-            if site["type"] != "sample":
-                continue
-            plates = {}
-            for frame in site["cond_indep_stack"]:
-                size, subsample = trace[frame.name]["args"]
-                plates[frame.name, frame.dim] = 1.0 if subsample is None else size / subsample
-            scale = 1.0 if site["scale"] is None else site["scale"]
-            log_prob = _sum_within(plates, site["log_prob"])
-            score = None
-            if sign < 0 and not site["is_observed"] and not site["fn"].has_rsample:
-                score = log_prob if site["scale"] is None else _sum_within(plates, log_density(site))
-            terms.append(_Term(log_prob, plates, scale, sign, score))
+            if site["type"] == "sample":
+                plates = plates_of(site, trace)
+                scale = 1.0 if site["scale"] is None else site["scale"]
+                log_density = _distributions.log_density(site)
+                score = _sum_within(plates, log_density) if sign < 0 and samples_have_no_gradient(site) else None
+                terms.append(_Term(_sum_within(plates, scale * log_density), plates, scale, sign, score))
     return terms
 
 
-def _sum_within(plates: _Plates, log_prob: Array | float) -> Array:
+def scores_of_parents(guide_trace: Trace, sites: tuple[str, ...], *, any_order: bool) -> tuple[dict[str, Array], Array]:
+    """The scores of the samples that the distributions at `sites` may depend on, where those carry no gradient.
+
+    Args:
+        guide_trace: of one particle.
+        sites: names.
+        any_order: whether later samples count, too: the model's distribution at a site may depend on them.
+
+    Returns:
+        By site, if it has such parents: 0, with the slope of their `log q`, shaped as the batch axes of the site, along
+        each plate that it shares with them. And the same of all such samples, a scalar.
+    """
+    scores = [
+        (
+            name,
+            plates := plates_of(site, guide_trace),
+            slope_only(_sum_within(plates, _distributions.log_density(site))),
+        )
+        for name, site in guide_trace.items()
+        if samples_have_no_gradient(site)
+    ]
+    order = list(guide_trace)
+    parents: dict[str, Array] = {}
+    for name in sites if len(sites) > 1 or any(_is_in_scan(guide_trace[name]) for name in sites) else ():
+        site = guide_trace[name]
+        plates, axes = plates_of(site, guide_trace), len(site["fn"].batch_shape)
+        for other, of_other, score in scores:
+            # Within `scan` a site stands for the samples of all times, some of which are its own parents.
+            if any_order or order.index(other) < order.index(name) or (other == name and _is_in_scan(site)):
+                score = sum_to(plates, score, of_other)
+                score = score.reshape((1,) * (axes - score.ndim) + score.shape)
+                parents[name] = parents[name] + score if name in parents else score
+    return parents, sum((jnp.sum(score) for _, _, score in scores), start=jnp.zeros(()))
+
+
+def _is_in_scan(site: dict[str, Any]) -> bool:
+    return site.get("_control_flow_done", False)
+
+
+def plates_of(site: dict[str, Any], trace: Trace) -> Plates:
+    """The plates around a site, and the weight of an element of each."""
+    plates = {}
+    for frame in site["cond_indep_stack"]:
+        # A plate within `scan` is not in the trace. Its elements count as they are; `site["scale"]` has their weight.
+        size, subsample = trace[frame.name]["args"] if frame.name in trace else (1, None)
+        plates[frame.name, frame.dim] = 1.0 if subsample is None else size / subsample
+    return plates
+
+
+def samples_have_no_gradient(site: dict[str, Any]) -> bool:
+    """Whether this is a latent variable whose samples carry no gradient, so that their score must."""
+    return site["type"] == "sample" and not site["is_observed"] and not site["fn"].has_rsample
+
+
+def _sum_within(plates: Plates, log_prob: Array | float) -> Array:
     """Sum over the axes that belong to no plate."""
     log_prob, kept = jnp.asarray(log_prob), {axis for _, axis in plates}
     within = tuple(axis for axis in range(-log_prob.ndim, 0) if axis not in kept)
     return jnp.sum(log_prob, axis=within, keepdims=True)
 
 
-def _sum_to(target: _Plates, value: Array, plates: _Plates) -> Array:
+def sum_to(target: Plates, value: Array, plates: Plates) -> Array:
     """Sum over the plates that are not in `target`, and keep the axes of `target`, some perhaps of length 1.
 
     An element of a plate can influence every element of a plate that it does not share, wherever its axis is.
@@ -263,6 +311,6 @@ def _without_score(term: _Term) -> Array:
     return term.log_prob if term.score is None else jax.lax.stop_gradient(term.log_prob)
 
 
-def _slope_only(log_prob: Array) -> Array:
+def slope_only(log_prob: Array) -> Array:
     """0, with the slope of `log_prob`."""
     return log_prob - jax.lax.stop_gradient(log_prob)

@@ -17,12 +17,20 @@ from proxvi._arguments import Arguments
 from proxvi._typing import Distance, Distribution, Guide, Int, Model, Params, Scalar, Trace, Tree
 from proxvi._validation import check_statistic
 from proxvi.constraints import Proximity, Telemetry
-from proxvi.estimators import LeaveOneOutELBO, MultiParticleELBO, OrderedTraceELBO, ScheduledELBO, VimcoELBO
+from proxvi.estimators import (
+    LeaveOneOutELBO,
+    MultiParticleELBO,
+    OrderedTraceELBO,
+    ScheduledELBO,
+    VimcoELBO,
+    scores_of_parents,
+)
 from proxvi.transforms import ProximityState
 
 # These run the guide through `vectorize_particles_fn`, once a particle, so that its distributions can be read there.
 OBSERVABLE = (Trace_ELBO, OrderedTraceELBO, TraceGraph_ELBO, TraceMeanField_ELBO, LeaveOneOutELBO, VimcoELBO)
 FROM_THE_GUIDE = ("prior", "params", "key")  # what a statistic may take beside the distributions
+PARTICLES = "particles"  # the name of their axis
 
 
 class StepInputs(NamedTuple):
@@ -45,6 +53,19 @@ class StepOutputs(NamedTuple):
     constraints: tuple[ProximityState, ...]
 
 
+class Observation(NamedTuple):
+    """A statistic of the guide's distributions at one sample of it, or the mean over particles.
+
+    Attributes:
+        value: the statistic.
+        score: 0 with the slope of `log q` of the sample, if the value holds distributions that depend on a sample that
+            carries no gradient: their distance then needs it. An array has the score term in it.
+    """
+
+    value: Tree
+    score: Array | None
+
+
 @dataclass(frozen=True)
 class Objective:
     """`−ELBO(λ) + Σ k_t d(f(λ̃_t), f(λ))` of one model and guide.
@@ -58,6 +79,7 @@ class Objective:
         constrain: maps unconstrained parameters, which everything here takes, to what model and guide ask for.
         guide_params: names of the guide's parameters, which alone the constraints move.
         latent_sites: names of the guide's sites, without point masses.
+        latent_plates: names of the model's plates in which nothing is observed: their elements are units, not data.
         active: which constraints are in the program. Without any, the step compiles to NumPyro's own, bit for bit.
     """
 
@@ -69,16 +91,20 @@ class Objective:
     constrain: Callable[[Params], Params]
     guide_params: tuple[str, ...] = ()
     latent_sites: tuple[str, ...] = ()
+    latent_plates: tuple[str, ...] = ()
     active: tuple[int, ...] = ()
 
     def bind(self, params: Params, inputs: StepInputs) -> "Objective":
-        """The same with the last three attributes, found by a trace of the guide."""
+        """The same with the last four attributes, found by a trace of the guide and of the model."""
         found: dict[str, Any] = {"active": tuple(i for i, c in enumerate(self.constraints) if not c.is_off)}
 
         def look(key: Array) -> None:
-            trace, _ = self._traces(key, self._constrained(params, inputs), inputs, prior=False)
+            trace, model = self._traces(key, self._constrained(params, inputs), inputs, prior=True)
+            observed = {f.name for s in model.values() if s.get("is_observed") for f in s["cond_indep_stack"]}
+            plates = {name for name, site in model.items() if site["type"] == "plate"}
             found["guide_params"] = tuple(sorted(n for n, s in trace.items() if s["type"] == "param" and n in params))
             found["latent_sites"] = tuple(name for name, site in trace.items() if _is_spread_out(site))
+            found["latent_plates"] = tuple(sorted(plates - observed))
 
         jax.eval_shape(look, inputs.key)
         return replace(self, **found)
@@ -87,7 +113,8 @@ class Objective:
         """The constraints' states before the first step."""
         own, states = self._of_guide(params), []
         for i, constraint in enumerate(self.constraints):
-            shapes = jax.eval_shape(self._statistic(i, params, inputs), own)
+            observe = self._observation(i, params, inputs)
+            shapes = jax.eval_shape(lambda p, observe=observe: observe(p).value, own)
             check_statistic(shapes)
             states.append(ProximityState(constraint.init(own, lambda shapes=shapes: shapes), Telemetry.unmeasured()))
         return tuple(states)
@@ -109,17 +136,19 @@ class Objective:
         return objective + total, StepOutputs(loss, mutable_state, tuple(states))
 
     def constraint_step(
-        self, i: int, params: Params, inputs: StepInputs, loss: Array, values: dict[int, Tree] | None = None
+        self, i: int, params: Params, inputs: StepInputs, loss: Array, values: dict[int, Observation] | None = None
     ) -> tuple[Array, Array, Any]:
         """Distance, magnitude and next state of the `i`-th constraint; `values` are the statistics, where known."""
-        statistic = self._statistic(i, jax.lax.stop_gradient(params), inputs)
+        observe = self._observation(i, jax.lax.stop_gradient(params), inputs)
         own, constraint = self._of_guide(params), self.constraints[i]
-        value = statistic(own) if values is None else values[i]
-        if self.loss.elbo.num_particles > 1 and _holds_distributions(value):
-            constraint = replace(constraint, distance=_mean_over_particles(constraint.distance))
-        return constraint.step(inputs.constraints[i].constraint, own, value, statistic, loss)
+        value, score = observe(own) if values is None else values[i]
+        if _holds_distributions(value):
+            constraint = replace(constraint, distance=_over_particles(constraint.distance, self._particles, score))
+        return constraint.step(inputs.constraints[i].constraint, own, value, lambda p: observe(p)[0], loss)
 
-    def _loss_and_statistics(self, params: Params, inputs: StepInputs) -> tuple[Any, Any, dict[int, Tree] | None]:
+    def _loss_and_statistics(
+        self, params: Params, inputs: StepInputs
+    ) -> tuple[Any, Any, dict[int, Observation] | None]:
         """−ELBO, the mutable state, and the statistics, read off the runs of the guide that the ELBO made."""
         constrained = self._constrained(params, inputs)
         own = self._of_guide(constrained)
@@ -127,8 +156,8 @@ class Objective:
         if self.loss.changes_gradient:
             model, guide = self.loss.objective_at(model, guide, inputs.step, inputs.first_loss)
 
-        def observe(guide_trace: Trace, model_trace: Trace, key: Array) -> dict[int, Tree]:
-            return {i: self._observe(i, guide_trace, model_trace, own, key) for i in self.active}
+        def observe(guide_trace: Trace, model_trace: Trace, key: Array) -> dict[int, Observation]:
+            return {i: self._observe(i, guide_trace, model_trace, own, key, inputs) for i in self.active}
 
         observer = None
         if type(elbo) in OBSERVABLE and self.active:
@@ -142,18 +171,18 @@ class Objective:
             mutable_state = inputs.mutable_state
         return loss, mutable_state, None if observer is None else observer.values(inputs.key)
 
-    def _statistic(self, i: int, params: Params, inputs: StepInputs) -> Callable[[Params], Tree]:
+    def _observation(self, i: int, params: Params, inputs: StepInputs) -> Callable[[Params], Observation]:
         """The `i`-th statistic as a function of the guide's parameters, by a run of the guide alone."""
         prior, elbo = "prior" in self.taken[i], self.loss.elbo
 
-        def at(own: Params) -> Tree:
+        def at(own: Params) -> Observation:
             cast = {name: jax.tree.map(lambda x, p: x.astype(p.dtype), own[name], params[name]) for name in own}
             constrained = self._constrained({**params, **cast}, inputs)
             plates = {}
 
-            def particle(key: Array) -> Tree:
+            def particle(key: Array) -> Observation:
                 traces = self._traces(key, {**constrained, **plates}, inputs, prior=prior)
-                return self._observe(i, *traces, self._of_guide(constrained), key)
+                return self._observe(i, *traces, self._of_guide(constrained), key, inputs)
 
             if isinstance(elbo, MultiParticleELBO):
                 pair = self.model, self.guide
@@ -161,25 +190,45 @@ class Objective:
             if elbo.num_particles == 1:
                 return particle(inputs.key)
             keys = jax.random.split(inputs.key, elbo.num_particles)  # as the ELBO splits it
-            return _average_particles(elbo.vectorize_particles_fn(particle, keys))
+            return _average_particles(_map_particles(elbo)(particle, keys))
 
         return at
 
-    def _observe(self, i: int, guide_trace: Trace, model_trace: Trace, params: Params, key: Array) -> Tree:
+    def _observe(
+        self, i: int, guide_trace: Trace, model_trace: Trace, params: Params, key: Array, inputs: StepInputs
+    ) -> Observation:
         """The `i`-th statistic, of the distributions in a trace of the guide."""
-        q = {name: _with_latent_axes(guide_trace[name]) for name in self.latent_sites}
+        sites = {name: guide_trace[name] for name in self.latent_sites}
+        q: dict[str, Any] = {name: _with_latent_axes(site, self.latent_plates) for name, site in sites.items()}
         # JAX's `split` is a `fold_in` of small numbers, and the first two are the model's and the guide's.
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
         if "prior" in self.taken[i]:
             prior = {name: model_trace[name]["fn"] for name in q if name in model_trace}
             extra["prior"] = jax.lax.stop_gradient(prior)  # a constraint moves the guide alone
+        magnitude = self.constraints[i].magnitude
+        if callable(magnitude) and inputs.constraints:
+            # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
+            off = jnp.asarray(magnitude(inputs.constraints[i].constraint.step)) == 0.0
+            q, extra["params"] = _without_slope_where(off, (q, params))
+        parents, everything = scores_of_parents(guide_trace, tuple(sites), any_order="prior" in self.taken[i])
+        axis = PARTICLES if self._particles > 1 and self.loss.elbo.vectorize_particles is True else None
+        scores = {
+            name: _distributions.SampledParents(p, everything, self._particles, axis) for name, p in parents.items()
+        }
+        q = {name: _distributions.with_parents(d, scores[name]) if name in scores else d for name, d in q.items()}
         try:
-            return self.constraints[i].statistic(q, **{name: extra[name] for name in self.taken[i]})
+            value = self.constraints[i].statistic(q, **{name: extra[name] for name in self.taken[i]})
         except KeyError as error:
             raise ValueError(
                 f"`statistic` must ask for what is there, got the key {error}; the guide has the sites {sorted(q)}, "
                 f"and, for `lambda q, params: ...`, the parameters {sorted(params)}."
             ) from error
+        if not scores:
+            return Observation(value, None)
+        if _holds_distributions(value):
+            return Observation(value, everything)
+        score = next(iter(scores.values()))
+        return Observation(jax.tree.map(lambda x: x + score.of_particle(x), value), None)
 
     def _traces(self, key: Array, constrained: Params, inputs: StepInputs, *, prior: bool) -> tuple[Trace, Trace]:
         """The guide's trace and, if `prior`, the model's replayed against it; keys as `Trace_ELBO` splits them."""
@@ -202,6 +251,10 @@ class Objective:
             constrained.update(jax.lax.stop_gradient(inputs.mutable_state))
         return constrained
 
+    @property
+    def _particles(self) -> int:
+        return self.loss.elbo.num_particles
+
     def _of_guide(self, params: Params) -> Params:
         return {name: params[name] for name in self.guide_params}
 
@@ -212,16 +265,16 @@ class _Observer:
     One backward pass then covers both the ELBO and the constraint, instead of one for each.
     """
 
-    def __init__(self, elbo: ELBO, model: Model, guide: Guide, observe: Callable[[Trace, Trace, Array], Any]) -> None:
+    def __init__(self, elbo: ELBO, model: Model, guide: Guide, observe: Callable[..., dict[int, Observation]]) -> None:
         self._traces: dict[str, list[Trace]] = {"model": [], "guide": []}
         self._observe = observe
-        self._observed: dict[int, Tree] | None = None
+        self._observed: dict[int, Observation] | None = None
         self.model, self.guide = self._recorded("model", model), self._recorded("guide", guide)
         self.elbo = copy.copy(elbo)
-        self._vectorize: Callable[..., Any] = elbo.vectorize_particles_fn
+        self._map_particles = _map_particles(elbo)
         self.elbo.vectorize_particles_fn = self._each_particle
 
-    def values(self, key: Array) -> dict[int, Tree]:
+    def values(self, key: Array) -> dict[int, Observation]:
         """The statistics, averaged over particles. `key` is the step's, for an ELBO of one particle."""
         return self._of_first_run(key) if self._observed is None else self._observed
 
@@ -234,7 +287,7 @@ class _Observer:
 
         return run
 
-    def _of_first_run(self, key: Array) -> dict[int, Tree]:
+    def _of_first_run(self, key: Array) -> dict[int, Observation]:
         # An ELBO may run them again for its own purposes; the first run is the particle's.
         return self._observe(self._traces["guide"][0], self._traces["model"][0], key)
 
@@ -244,7 +297,7 @@ class _Observer:
                 traces.clear()
             return function(key), self._of_first_run(key)
 
-        result, observed = self._vectorize(both, keys)
+        result, observed = self._map_particles(both, keys)
         self._observed = {i: _average_particles(statistic) for i, statistic in observed.items()}
         return result
 
@@ -267,24 +320,54 @@ def _is_spread_out(site: dict[str, Any]) -> bool:
     """Whether this is a latent variable that is no point mass."""
     if site["type"] != "sample" or site["is_observed"]:
         return False
-    return not isinstance(_distributions.innermost(_with_latent_axes(site)), dist.Delta | dist.Unit)
+    return not isinstance(_distributions.innermost(site["fn"]), dist.Delta | dist.Unit)
 
 
-def _with_latent_axes(site: dict[str, Any]) -> Distribution:
-    """Make event axes of the batch axes to the right of every plate: a vector of latents need not say `to_event`."""
-    plates = [-frame.dim for frame in site["cond_indep_stack"]]
+def _with_latent_axes(site: dict[str, Any], latent_plates: tuple[str, ...]) -> Distribution:
+    """Make event axes of the batch axes to the right of every plate of data.
+
+    So a vector of latents need not say `to_event`, and weights in a plate of features are the same as expanded ones.
+    """
+    plates = [-frame.dim for frame in site["cond_indep_stack"] if frame.name not in latent_plates]
     q = site["fn"]
     return q.to_event(min([*plates, len(q.batch_shape) + 1]) - 1)
 
 
-def _average_particles(statistic: Tree) -> Tree:
+def _without_slope_where(off: Array, tree: Tree) -> Tree:
+    """The same values; where `off`, without a gradient."""
+
+    def gate(x: Any) -> Any:
+        is_real = jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+        return jnp.where(off, jax.lax.stop_gradient(x), x) if is_real else x
+
+    return jax.tree.map(gate, tree)
+
+
+def _map_particles(elbo: ELBO) -> Callable[..., Any]:
+    """As the ELBO maps a function over its particles; within `vmap` their axis has a name."""
+    if elbo.vectorize_particles is True:
+        return lambda function, keys: jax.vmap(function, axis_name=PARTICLES)(keys)
+    return elbo.vectorize_particles_fn
+
+
+def _average_particles(observation: Observation) -> Observation:
     """The mean over particles of arrays; distributions have none, and stay separate along the first axis."""
-    return statistic if _holds_distributions(statistic) else jax.tree.map(lambda x: jnp.mean(x, axis=0), statistic)
+    if _holds_distributions(observation.value):
+        return observation
+    return Observation(jax.tree.map(lambda x: jnp.mean(x, axis=0), observation.value), None)
 
 
-def _mean_over_particles(distance: Distance) -> Distance:
+def _over_particles(distance: Distance, particles: int, score: Array | None) -> Distance:
     """The mean of the distances of each particle: distributions of a unit differ with the sample above it."""
-    return lambda reference, current: jnp.mean(jax.vmap(distance)(reference, current))
+
+    def mean(reference: Tree, current: Tree) -> Array:
+        each = jax.vmap(distance)(reference, current) if particles > 1 else distance(reference, current)
+        if score is not None:
+            others = (jnp.sum(each) - each) / max(particles - 1, 1)
+            each = each + jax.lax.stop_gradient(each - others) * score
+        return jnp.mean(each)
+
+    return mean if particles > 1 or score is not None else distance
 
 
 def _holds_distributions(tree: Tree) -> bool:

@@ -1,0 +1,193 @@
+"""Statistics of a unit whose discrete parents are sampled: their gradient reaches the parents' parameters, too."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import Array
+from numpyro.infer import ELBO, TraceGraph_ELBO
+
+import proxvi
+from proxvi._typing import Params, Statistic
+
+X = jnp.array([-0.5, 0.2, 1.0])  # three data points, two units a layer
+DRAWS = 100_000
+DOWN = jnp.array([[2.0, -1.0], [-1.5, 3.0]])  # weights from layer to layer
+
+
+def bernoullis(logits: Array) -> Any:
+    return dist.Bernoulli(logits=logits).to_event(1)
+
+
+def logits_of(layer: int, params: Params, above: Array | None) -> Array:
+    """Logits of a layer, one row for each data point."""
+    own = params[f"bias{layer}"]
+    if above is None:
+        return own[None, :] + X[:, None]
+    return jnp.broadcast_to(own, above.shape) + above @ DOWN
+
+
+def initial(layers: int) -> Params:
+    return {f"bias{i}": jnp.array([0.3, -0.4]) - 0.5 * i for i in range(layers)}
+
+
+def guide_of(layers: int) -> Callable[[], None]:
+    def guide() -> None:
+        above = None
+        params = {name: numpyro.param(name, value) for name, value in initial(layers).items()}
+        with numpyro.plate("data", len(X)):
+            for i in range(layers):
+                above = 1.0 * numpyro.sample(f"z{i}", bernoullis(logits_of(i, params, above)))
+
+    return guide
+
+
+def model_of(layers: int) -> Callable[[], None]:
+    def model() -> None:
+        """The last layer of the guide is the top of the model: each prior depends on a later site of the guide."""
+        below = None
+        with numpyro.plate("data", len(X)):
+            for i in reversed(range(layers)):
+                logits = jnp.full((len(X), 2), -0.2) if below is None else below @ DOWN.T
+                below = 1.0 * numpyro.sample(f"z{i}", bernoullis(logits))
+            numpyro.sample("x", dist.Normal(0.0, 1.0), obs=X)  # makes the plate one of data
+
+    return model
+
+
+def sampled_gradient(
+    layers: int, statistic: Statistic, loss: ELBO, draws: int, **options: Any
+) -> tuple[Params, Params]:
+    """Mean and standard error of the gradient that the constraint adds, over many steps from one start."""
+    free = proxvi.Reference(
+        init=lambda params, describe: jnp.zeros(()),
+        update=lambda state, params, value, step: state,
+        value=lambda state, statistic, value, step: value,
+    )
+    constraint = proxvi.Proximity(
+        statistic,
+        **{"distance": lambda _, now: sum(jnp.sum(x) for x in jax.tree.leaves(now))} | options,
+        magnitude=1.0,
+        relative=False,
+        reference=free,
+    )
+    pair = model_of(layers), guide_of(layers)
+    held = proxvi.ProximitySVI(*pair, optax.sgd(1.0), loss, constraint)
+    plain = proxvi.ProximitySVI(*pair, optax.sgd(1.0), loss, ())
+
+    def gradient(key: Array) -> Params:
+        after = [svi.get_params(svi.update(state._replace(rng_key=key))[0]) for svi, state in states]
+        return jax.tree.map(lambda with_it, without: without - with_it, *after)
+
+    states = [(svi, svi.init(jax.random.key(0))) for svi in (held, plain)]
+    gradients = jax.jit(jax.vmap(gradient))(jax.random.split(jax.random.key(1), draws))
+    mean = jax.tree.map(lambda g: np.mean(np.asarray(g, np.float64), axis=0), gradients)
+    error = jax.tree.map(lambda g: np.std(np.asarray(g, np.float64), axis=0) / np.sqrt(draws), gradients)
+    return mean, error
+
+
+def expected(layers: int, value: Callable[[list[Array], list[Array], Params], Array], params: Params) -> Array:
+    """`E[value]`, by a sum over all states of all units of a data point, averaged over the data points."""
+    total = jnp.zeros(len(X))
+    for states in itertools.product(itertools.product((0.0, 1.0), repeat=2), repeat=layers):
+        z = [jnp.broadcast_to(jnp.array(s), (len(X), 2)) for s in states]
+        logits = [logits_of(i, params, z[i - 1] if i else None) for i in range(layers)]
+        log_q = sum(jnp.sum(-jax.nn.softplus((1.0 - 2.0 * a) * b), axis=-1) for a, b in zip(z, logits, strict=True))
+        total = total + jnp.exp(log_q) * value(z, logits, params)
+    return jnp.mean(total)
+
+
+def entropy_of_last(_: list[Array], logits: list[Array], __: Params) -> Array:
+    return jnp.sum(dist.Bernoulli(logits=logits[-1]).entropy(), axis=-1)
+
+
+def entropy_of_all(_: list[Array], logits: list[Array], __: Params) -> Array:
+    return sum((jnp.sum(dist.Bernoulli(logits=x).entropy(), axis=-1) for x in logits), start=jnp.zeros(len(X)))
+
+
+def probability_of_last(_: list[Array], logits: list[Array], __: Params) -> Array:
+    return jnp.sum(jax.nn.sigmoid(logits[-1]) ** 2, axis=-1)
+
+
+def divergence_of_all(z: list[Array], logits: list[Array], _: Params) -> Array:
+    """Of each layer from the model's distribution given the layer that the guide samples after it."""
+    above = [below @ DOWN.T for below in z[1:]] + [jnp.full((len(X), 2), -0.2)]
+    pairs = zip(logits, above, strict=True)
+    ours = sum(jax.nn.sigmoid(q) * (q - p) - jax.nn.softplus(q) + jax.nn.softplus(p) for q, p in pairs)
+    return jnp.sum(ours, axis=-1)
+
+
+CASES: dict[str, tuple[Statistic, Any]] = {
+    "entropy of the last layer": (lambda q: proxvi.entropy(q[max(q)]), entropy_of_last),
+    "entropy of all": (proxvi.entropy, entropy_of_all),
+    "one's own, without ours": (
+        lambda q: jnp.mean(jax.nn.sigmoid(q[max(q)].base_dist.logits) ** 2, axis=0),
+        probability_of_last,
+    ),
+    "one's own beside ours": (
+        lambda q: (proxvi.entropy(q), jnp.mean(jax.nn.sigmoid(q[max(q)].base_dist.logits) ** 2, axis=0)),
+        lambda *args: entropy_of_all(*args) + probability_of_last(*args),
+    ),
+    "kl_to_prior": (proxvi.kl_to_prior, divergence_of_all),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_of_a_statistic_agrees_with_enumeration(name: str, layers: int) -> None:
+    statistic, value = CASES[name]
+    mean, error = sampled_gradient(layers, statistic, proxvi.LeaveOneOutELBO(5), DRAWS)
+    exact = jax.grad(lambda params: expected(layers, value, params))(initial(layers))
+    for site, slope in exact.items():
+        np.testing.assert_array_less(np.abs(mean[site] - slope), 4 * error[site] + 1e-6, err_msg=site)
+    assert np.abs(exact["bias0"]).min() > 1e-3  # the parents have a slope to be found
+
+
+@pytest.mark.parametrize(
+    "loss", [proxvi.LeaveOneOutELBO(5), proxvi.VimcoELBO(4), TraceGraph_ELBO(), TraceGraph_ELBO(3)]
+)
+def test_every_estimator_of_discrete_latents_has_the_score_term(loss: ELBO) -> None:
+    mean, error = sampled_gradient(2, lambda q: proxvi.entropy(q["z1"]), loss, 20_000)
+    exact = jax.grad(lambda params: expected(2, entropy_of_last, params))(initial(2))
+    for site, slope in exact.items():
+        np.testing.assert_array_less(np.abs(mean[site] - slope), 4 * error[site] + 1e-6, err_msg=site)
+
+
+def test_distance_between_distributions_has_the_score_term() -> None:
+    """`KL(Bernoulli(0.3) ‖ q)`, the mean of it over the sampled parents."""
+
+    def distance(_: Any, now: Any) -> Array:
+        logits = now["z1"].base_dist.logits
+        return jnp.sum(jnp.mean(jax.nn.softplus(logits) - 0.3 * logits, axis=0))
+
+    mean, error = sampled_gradient(2, proxvi.identity, proxvi.LeaveOneOutELBO(5), 20_000, distance=distance)
+
+    def value(_: list[Array], logits: list[Array], __: Params) -> Array:
+        return jnp.sum(jax.nn.softplus(logits[1]) - 0.3 * logits[1], axis=-1)
+
+    exact = jax.grad(lambda params: expected(2, value, params))(initial(2))
+    for site, slope in exact.items():
+        np.testing.assert_array_less(np.abs(mean[site] - slope), 4 * error[site] + 1e-6, err_msg=site)
+
+
+def test_each_data_point_has_a_baseline_of_its_own() -> None:
+    """The noise of our statistics is below that of the same statistic written by hand, whose parts are not known."""
+
+    def by_hand(q: dict[str, Any]) -> Array:
+        logits = q["z1"].base_dist.logits
+        return jnp.mean(jax.nn.softplus(logits) - jax.nn.sigmoid(logits) * logits, axis=0)
+
+    loss = proxvi.LeaveOneOutELBO(5)
+    (ours, error), (theirs, noisier) = (
+        sampled_gradient(2, statistic, loss, 5_000) for statistic in (lambda q: proxvi.entropy(q["z1"]), by_hand)
+    )
+    np.testing.assert_allclose(ours["bias0"], theirs["bias0"], atol=5 * np.max(noisier["bias0"]))
+    assert np.max(error["bias0"]) < 0.75 * np.min(noisier["bias0"])
