@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
 from numpyro.distributions import transforms
 from numpyro.distributions.util import binary_cross_entropy_with_logits
 
@@ -386,24 +387,26 @@ def _enumerate(d: Distribution, function: Callable[[Array, Array], Array]) -> Ar
 
 
 @jax.custom_jvp
-def _bernoulli_log_prob(logits: Array, value: Array) -> Array:
+def _bernoulli_log_prob(logits: ArrayLike, value: ArrayLike) -> Array:
     """NumPyro's `log q(z)`, with the slope `z − σ(l)` at every logit `l`; at 0 NumPyro's is `z`."""
     return -binary_cross_entropy_with_logits(logits, value)
 
 
-@_bernoulli_log_prob.defjvp
-def _bernoulli_log_prob_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (logits, value), (of_logits, of_value) = primals, tangents
-    slope = (value - jax.nn.sigmoid(logits)) * of_logits
-    if jnp.issubdtype(jnp.result_type(value), jnp.inexact):
-        slope = slope + logits * of_value
-    return _bernoulli_log_prob(logits, value), slope
+_bernoulli_log_prob.defjvps(
+    lambda tangent, _, logits, value: (value - jax.nn.sigmoid(logits)) * tangent,
+    lambda tangent, _, logits, value: logits * tangent,
+)
 
 
-def _bernoulli_log_density(d: Distribution, value: Array) -> Array:
+def _bernoulli_log_density(d: Distribution, value: ArrayLike) -> Array:
     """`log_prob` of Bernoullis within any wrappers."""
-    log_prob, mask, latent = _unwrapped(d, lambda base: _bernoulli_log_prob(jnp.asarray(base.logits), value), False)
-    log_prob = jnp.broadcast_to(log_prob, jnp.broadcast_shapes(log_prob.shape, d.batch_shape + latent))
+
+    def of_elements(base: Distribution) -> Array:
+        assert isinstance(base, dist.BernoulliLogits)
+        logits = jnp.broadcast_to(base.logits, jnp.broadcast_shapes(jnp.shape(base.logits), jnp.shape(value)))
+        return _bernoulli_log_prob(logits, jnp.asarray(value, logits.dtype))
+
+    log_prob, mask, latent = _unwrapped(d, of_elements, keeps_event=False)
     if mask is not None:
         log_prob = jnp.where(mask, log_prob, 0.0)
     return jnp.sum(log_prob, axis=tuple(range(-len(latent), 0)))

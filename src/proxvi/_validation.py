@@ -8,6 +8,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 from proxvi._typing import Distribution, Tree
 
@@ -97,3 +98,8 @@ def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
     """The leaves of a tree, each with a name for an error message; a distribution is one leaf."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, Distribution))
     return [(jax.tree_util.keystr(path) or "the tree itself", leaf) for path, leaf in leaves]
+
+
+def is_sharded(x: Array) -> bool:
+    """Whether `x` is split over a mesh with Explicit axes, `jax.make_mesh`'s default: then no axes may be merged."""
+    return any(axes is not None for axes in jax.typeof(x).sharding.spec)

@@ -8,10 +8,11 @@ a tree of arrays. Batch axes (`batch_shape`: one entry for each data point) are 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
 from proxvi import _distributions
 from proxvi._typing import Distribution, Float, Tree
-from proxvi._validation import named_leaves
+from proxvi._validation import is_sharded, named_leaves
 
 __all__ = ["entropy", "identity", "kl_to_prior", "mean_variance", "orthogonal"]
 
@@ -161,8 +162,11 @@ def orthogonal(weights: Tree) -> list[Array]:
 
 def _gram(matrix: Float[Array, "*stack rows columns"]) -> Float[Array, "*stack side side"]:
     transpose = jnp.swapaxes(matrix, -1, -2)
-    rows, columns = matrix.shape[-2:]
-    return matrix @ transpose if rows <= columns else transpose @ matrix
+    left, right = (matrix, transpose) if matrix.shape[-2] <= matrix.shape[-1] else (transpose, matrix)
+    if not is_sharded(matrix):
+        return left @ right
+    # A sum over an axis that is split over devices: the result is the same on all of them.
+    return jnp.matmul(left, right, out_sharding=P(*jax.typeof(matrix).sharding.spec[:-2], None, None))
 
 
 def identity(q: Tree) -> Tree:

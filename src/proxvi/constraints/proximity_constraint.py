@@ -6,15 +6,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
-from proxvi._typing import Distance, Float, ParamTree, Scalar, Statistic, Tree
-from proxvi._validation import check_number, first_value
+from proxvi._typing import Distance, Float, Int, ParamTree, Scalar, Statistic, Tree
+from proxvi._validation import check_number, first_value, is_sharded
 from proxvi.constraints.references import Reference, parameter_average
 from proxvi.distances import inverse_huber
 
 __all__ = ["ConstraintState", "Proximity", "ProximityStep", "Telemetry"]
+
+LOSSES_OF_UNIT = 10
+LET_GO = 1e-6  # a magnitude of less than this part of its unit, or of its first value, holds nothing
 
 
 class Telemetry(NamedTuple):
@@ -47,12 +51,14 @@ class ConstraintState(NamedTuple):
 
     Attributes:
         step: how many were taken.
-        first_loss: size of the first loss that is finite and not 0; 0 until there is one.
+        unit: mean size of the first losses, those that are not finite or 0 left out; 0 until there is one.
+        losses: how many it is the mean of, `LOSSES_OF_UNIT` in the end.
         reference: state of the reference.
     """
 
     step: Array
-    first_loss: Array
+    unit: Array
+    losses: Array
     reference: Tree
 
 
@@ -82,7 +88,9 @@ class Proximity:
             paper's `γ^{t/T}` with `γ = 1e-10`. With a constant the result is no optimum of the ELBO.
         distance: `d`, a function of the reference's statistic and the current one.
         reference: `λ̃`, a moving average of the parameters or of the statistic.
-        relative: whether `magnitude` is in units of the first loss seen, `|ELBO_0|`, as in the paper.
+        relative: whether `magnitude` is in units of the first loss, `|ELBO_0|`, as in the paper. It is the mean size of
+            the first ten, because one loss of one batch is noisy. It still depends on the units of the data and on
+            constants in the loss: give `magnitude` in nats and False where that matters.
 
     Example:
         >>> import optax, proxvi
@@ -124,11 +132,31 @@ class Proximity:
         """Whether the magnitude is the number 0: then `ProximitySVI` leaves the constraint out of the program."""
         return isinstance(self.magnitude, int | float) and self.magnitude == 0
 
+    def has_let_go(self, magnitude: Array | np.ndarray | float, state: ConstraintState) -> bool:
+        """Whether a magnitude `k_t` is too small to hold anything."""
+        first = float(state.unit) if self.relative else self._first_magnitude
+        return bool(magnitude <= LET_GO * first)
+
+    def steps_after_release(self, start: int, num_steps: int) -> int | None:
+        """How many of the steps from `start` on are left once a schedule has let go; None if it never does."""
+        if not callable(self.magnitude):
+            return None
+        steps = np.unique(np.linspace(start, start + num_steps, 101).astype(int))
+        magnitudes = np.array([float(self.magnitude(jnp.asarray(step))) for step in steps])
+        held = steps[magnitudes > LET_GO * self._first_magnitude]
+        end = start + num_steps
+        return None if held.size and held[-1] == end else end - int(max(held, default=start))
+
+    @property
+    def _first_magnitude(self) -> float:
+        return np.asarray(first_value("magnitude", self.magnitude)).item()
+
     def init(self, params: ParamTree, describe: Callable[[], Tree]) -> ConstraintState:
         """The state before the first step; `describe()` gives the shapes and dtypes of the statistic."""
         return ConstraintState(
             step=jnp.zeros((), jnp.int32),
-            first_loss=jnp.zeros(()),
+            unit=jnp.zeros(()),
+            losses=jnp.zeros((), jnp.int32),
             reference=self.reference.init(params, describe),
         )
 
@@ -163,7 +191,7 @@ class Proximity:
         read_first: bool | None = None,
     ) -> tuple[Tree, Scalar, ConstraintState]:
         """`f(λ̃_t)`, `k_t` and the next state: a step without its distance. `read_first` overrides the reference's."""
-        magnitude, first_loss = self._effective_magnitude(state, loss)
+        magnitude, unit, losses = self._effective_magnitude(state, loss)
         target, reference = self.reference.advance(
             state.reference,
             *jax.lax.stop_gradient((params, value)),
@@ -171,17 +199,22 @@ class Proximity:
             statistic,
             read_first=self.reference.read_first if read_first is None else read_first,
         )
-        return target, magnitude, ConstraintState(jnp.asarray(optax.safe_increment(state.step)), first_loss, reference)
+        step = jnp.asarray(optax.safe_increment(state.step))
+        return target, magnitude, ConstraintState(step, unit, losses, reference)
 
-    def _effective_magnitude(self, state: ConstraintState, loss: Scalar | None) -> tuple[Scalar, Scalar]:
-        """`k_t` and the first loss, which `loss` sets if there was none."""
+    def _effective_magnitude(
+        self, state: ConstraintState, loss: Scalar | None
+    ) -> tuple[Scalar, Scalar, Int[Array, ""]]:
+        """`k_t`, its unit with this loss in it, and of how many losses that is the mean."""
         magnitude = self.magnitude(state.step) if callable(self.magnitude) else self.magnitude
-        magnitude = jnp.maximum(jnp.asarray(magnitude, state.first_loss.dtype), 0.0)
+        magnitude = jnp.maximum(jnp.asarray(magnitude, state.unit.dtype), 0.0)
         if not self.relative:
-            return magnitude, state.first_loss
-        size = jnp.abs(jnp.asarray(jax.lax.stop_gradient(loss), state.first_loss.dtype))
-        first_loss = jnp.where((state.first_loss == 0.0) & jnp.isfinite(size), size, state.first_loss)
-        return magnitude * first_loss, first_loss
+            return magnitude, state.unit, state.losses
+        size = jnp.abs(jnp.asarray(jax.lax.stop_gradient(loss), state.unit.dtype))
+        counts = (state.losses < LOSSES_OF_UNIT) & jnp.isfinite(size) & (size != 0.0)
+        losses = state.losses + counts.astype(state.losses.dtype)
+        unit = jnp.where(counts, state.unit + (size - state.unit) / losses, state.unit)
+        return magnitude * unit, unit, losses
 
     def distance_to(self, target: Tree, value: Tree) -> Scalar:
         """The distance from `target` = `f(λ̃)`, which carries no gradient, to `value` = `f(λ)`."""
@@ -209,6 +242,10 @@ def share_of_gradient(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) 
 
 
 def _norm(tree: ParamTree) -> Scalar:
-    # A dot product runs at memory speed on every backend, where a sum of squares does not on CPU.
-    squares = [jnp.vdot(x, x, preferred_element_type=jnp.result_type(float)) for x in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
+    def square(x: Array) -> Array:
+        if is_sharded(x):  # and cannot be flattened
+            return jnp.sum(jnp.square(x.astype(jnp.result_type(float))))
+        # A dot product runs at memory speed on every backend, where a sum of squares does not on CPU.
+        return jnp.vdot(x, x, preferred_element_type=jnp.result_type(float))
+
+    return jnp.sqrt(sum((square(x) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))

@@ -57,14 +57,49 @@ class Reference(NamedTuple):
         return self.value(state if read_first else after, statistic, value, step), after
 
 
+class Average(NamedTuple):
+    """A moving average that small steps move.
+
+    In float32 an average near 100 with a decay of 0.9999 stops 0.04 short of its target: the steps are below half of
+    the last bit. So what rounding took from each step is added to the next (compensated summation).
+
+    Attributes:
+        value: the average.
+        lost: what rounding took from it, in half of its precision: it only has to be right to a few bits.
+    """
+
+    value: Tree
+    lost: Tree
+
+    @classmethod
+    def of(cls, value: Tree) -> "Average":
+        """Begin with `value`."""
+        return cls(value, jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_half(x)), value))
+
+    def move(self, target: Tree, weight: float | Scalar) -> "Average":
+        """Move by `weight · (target − value)`; leaves that cannot be averaged (masks) become those of the target."""
+
+        def move(value: Array, lost: Array, target: Array) -> tuple[Array, Array]:
+            if not jnp.issubdtype(value.dtype, jnp.inexact):
+                return jnp.asarray(target), lost
+            step = (weight * (jnp.asarray(target, value.dtype) - value)).astype(value.dtype) + lost.astype(value.dtype)
+            moved = value + step
+            return moved, (step - (moved - value)).astype(lost.dtype)
+
+        values, structure = jax.tree.flatten(self.value)
+        moved = [move(*leaf) for leaf in zip(values, jax.tree.leaves(self.lost), jax.tree.leaves(target), strict=True)]
+        return Average(*(jax.tree.unflatten(structure, [pair[i] for pair in moved]) for i in (0, 1)))
+
+
 def parameter_average(decay: float = 0.9999) -> Reference:
     """Moving average of the parameters, as in the text of the paper; the statistic is evaluated at it.
 
         λ̃ ← α λ̃ + (1 − α) λ_{t+1},    λ̃_0 = λ_0
 
-    The average is kept in float32 or wider: in bfloat16 a decay of 0.999 would never move. It costs one copy of the
-    parameters and, at each step, one forward pass of the statistic. To keep a copy only of the parameters that the
-    statistic reads, wrap the constraint in `optax.masked`.
+    The average is kept in float32 or wider, with what rounding took from it (`Average`): otherwise small steps are
+    lost, in bfloat16 with a decay of 0.999 all of them. It costs one and a half copies of the parameters and, at each
+    step, one forward pass of the statistic. To keep only the parameters that the statistic reads, wrap the constraint
+    in `optax.masked`.
 
     Args:
         decay: `α` in [0, 1). The average holds the current iterate with weight 1 − α, as in the paper, so a small `α`
@@ -80,13 +115,13 @@ def parameter_average(decay: float = 0.9999) -> Reference:
 
     def init(params: ParamTree, _describe: Callable[[], Tree]) -> Tree:
         # A copy, so that a loop may donate the buffers of the parameters and of the state together.
-        return jax.tree.map(lambda p: jnp.array(p, dtype=_wide(p), copy=True), params)
+        return Average.of(jax.tree.map(lambda p: jnp.array(p, dtype=_wide(p), copy=True), params))
 
-    def update(state: Tree, params: ParamTree, _value: Tree, _step: Int[Array, ""]) -> Tree:
-        return _move(state, params, 1.0 - decay)
+    def update(state: Average, params: ParamTree, _value: Tree, _step: Int[Array, ""]) -> Average:
+        return state.move(params, 1.0 - decay)
 
-    def value(state: Tree, statistic: Callable[[ParamTree], Tree], _value: Tree, _step: Int[Array, ""]) -> Tree:
-        return statistic(state)
+    def value(state: Average, statistic: Callable[[ParamTree], Tree], _value: Tree, _step: Int[Array, ""]) -> Tree:
+        return statistic(state.value)
 
     return Reference(init, update, value, read_first=decay == 0.0)
 
@@ -112,16 +147,17 @@ def statistic_average(decay: float = 0.9999) -> Reference:
     log_decay = math.log(decay) if decay else -math.inf
 
     def init(_params: ParamTree, describe: Callable[[], Tree]) -> Tree:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), describe())
+        return Average.of(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf)), describe()))
 
-    def update(state: Tree, _params: ParamTree, value: Tree, step: Int[Array, ""]) -> Tree:
+    def update(state: Average, _params: ParamTree, value: Tree, step: Int[Array, ""]) -> Average:
         # The recursive form of the bias-corrected average: each value moves it by (1 − α) / (1 − αⁿ) of the gap.
-        _check_unchanged(state, value)
-        weight = (1.0 - decay) / -jnp.expm1((step + 1) * log_decay)
-        return _exact_at_first(value, _move(state, value, weight), step)
+        _check_unchanged(state.value, value)
+        count = jnp.asarray(step, jnp.result_type(float)) + 1.0  # of a float: the largest int32 plus 1 is negative
+        moved = state.move(value, (1.0 - decay) / -jnp.expm1(count * log_decay))
+        return moved._replace(value=_exact_at_first(value, moved.value, step))
 
-    def value(state: Tree, _statistic: Callable[[ParamTree], Tree], value: Tree, step: Int[Array, ""]) -> Tree:
-        return _exact_at_first(value, state, step)
+    def value(state: Average, _statistic: Callable[[ParamTree], Tree], value: Tree, step: Int[Array, ""]) -> Tree:
+        return _exact_at_first(value, state.value, step)
 
     return Reference(init, update, value, read_first=decay == 0.0)
 
@@ -129,17 +165,6 @@ def statistic_average(decay: float = 0.9999) -> Reference:
 def _exact_at_first(value: Tree, average: Tree, step: Int[Array, ""]) -> Tree:
     """The value itself at step 0, to the last bit: the inverse Huber distance feels even a rounding error."""
     return jax.tree.map(lambda v, a: jnp.where(step == 0, jnp.asarray(v, a.dtype), a), value, average)
-
-
-def _move(average: Tree, target: Tree, weight: float | Scalar) -> Tree:
-    """`average + weight · (target − average)`; leaves that cannot be averaged (masks) are replaced by the target."""
-
-    def move(a: Array, t: Array) -> Array:
-        if not jnp.issubdtype(a.dtype, jnp.inexact):
-            return jnp.asarray(t)
-        return (a + weight * (jnp.asarray(t, a.dtype) - a)).astype(a.dtype)
-
-    return jax.tree.map(move, average, target)
 
 
 def _check_unchanged(average: Tree, value: Tree) -> None:
@@ -158,6 +183,11 @@ def _wide(leaf: Any) -> Any:
     """The dtype that a moving average of `leaf` needs: float32 at least."""
     dtype = jnp.result_type(leaf)
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+
+
+def _half(leaf: Array) -> Any:
+    """The dtype of what rounding takes from `leaf`."""
+    return {jnp.dtype("float32"): jnp.bfloat16, jnp.dtype("float64"): jnp.float32}.get(leaf.dtype, leaf.dtype)
 
 
 def _check_decay(decay: float) -> None:

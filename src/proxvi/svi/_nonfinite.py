@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from proxvi._typing import Bool, Int, Scalar, Tree
+from proxvi._validation import is_sharded
 
 if TYPE_CHECKING:
     from proxvi.svi.proximity_svi import ProximitySVI, ProximitySVIState
@@ -37,8 +38,8 @@ class Skipped(NamedTuple):
     @classmethod
     def none(cls) -> "Skipped":
         """Before the first step."""
-        zero = jnp.zeros((), jnp.int32)
-        return cls(zero, zero, zero, zero - 1)
+        # Four arrays, not one four times: a loop may donate the state.
+        return cls(*(jnp.full((), value, jnp.int32) for value in (0, 0, 0, -1)))
 
     def count_step(
         self, good: Bool[Array, ""], step: Array, finite: Bool[Array, " parameters"], loss: Scalar
@@ -94,14 +95,18 @@ def _read_later(state: "ProximitySVIState") -> Tree:
 
 
 def is_finite(tree: Tree) -> Bool[Array, ""]:
-    """Whether all leaves are finite: a sum is not, if one entry is not."""
+    """Whether all leaves are finite: a weighted sum is not, if one entry is not."""
 
     def total(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:  # keys and counters
             return jnp.zeros(())
-        # A product with ones runs at memory speed on CPU, where a reduction takes ten times as long.
+        if is_sharded(x):  # and cannot be reshaped
+            return jnp.where(jnp.all(jnp.isfinite(x)), 0.0, jnp.nan)
+        # A product with a vector runs at memory speed on CPU, where a reduction takes ten times as long. The small
+        # weight keeps the sum of finite numbers finite; that of float16 is taken in float32.
         rows = jnp.reshape(x, (-1, x.shape[-1] if x.ndim else 1))
-        wide = jnp.promote_types(x.dtype, jnp.float32)  # the sum of finite float16 may not be finite
-        return jnp.sum(jnp.matmul(rows, jnp.ones(rows.shape[-1], x.dtype), preferred_element_type=wide))
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        weight = jnp.full(rows.shape[-1], 1.0 if x.dtype == jnp.float16 else 2.0**-100, x.dtype)
+        return jnp.sum(jnp.matmul(rows, weight, preferred_element_type=wide))
 
     return jnp.isfinite(sum((total(x) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))

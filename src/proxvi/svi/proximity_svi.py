@@ -16,7 +16,7 @@ from numpyro.infer import ELBO, SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.optim import Minimize
 
-from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar
+from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Tree
 from proxvi._validation import check_integer
 from proxvi.constraints import Proximity, share_of_gradient
 from proxvi.estimators import as_scheduled
@@ -27,6 +27,7 @@ from proxvi.transforms import ProximityState
 __all__ = ["ProximitySVI", "ProximitySVIState"]
 
 ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
+LITTLE = 0.1  # of a run, after the constraint let go
 
 
 class ProximitySVIState(NamedTuple):
@@ -260,7 +261,7 @@ class ProximitySVI(SVI):
         progress_bar: bool = True,
         stable_update: bool = False,
         forward_mode_differentiation: bool = False,
-        init_state: ProximitySVIState | None = None,
+        init_state: ProximitySVIState | SVIState | None = None,
         init_params: Params | None = None,
         **kwargs: Any,
     ) -> SVIRunResult:
@@ -274,9 +275,15 @@ class ProximitySVI(SVI):
             FloatingPointError: after `max_skipped_in_a_row` steps in a row that were not finite.
 
         Warns:
-            UserWarning: if a constraint still makes up more than 1% of the gradient at the end.
+            UserWarning: if a constraint still makes up more than 1% of the gradient at the end, or let go in the last
+                tenth of the run.
         """
         check_integer("num_steps", num_steps, remedy="1 is one step")
+        if init_state is not None and not isinstance(init_state, ProximitySVIState):
+            raise TypeError(
+                f"`init_state` must come from a ProximitySVI, got {type(init_state).__name__}; go on from the "
+                "parameters of another SVI by `init_params=svi.get_params(state)`."
+            )
         state = init_state
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
@@ -289,10 +296,14 @@ class ProximitySVI(SVI):
         def stable_step(state: ProximitySVIState, _: None) -> tuple[ProximitySVIState, Array]:
             return guarded_update(self, state, *args, **options)
 
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, args, kwargs))):
-            # Within `vmap` or `jit` values are not known: guard every step, and tell by `skipped` afterwards.
+        def run_traced(state: ProximitySVIState) -> SVIRunResult:
+            """Within `vmap` or `jit` values are not known: guard every step, and tell by `skipped` afterwards."""
             state, losses = jax.lax.scan(stable_step, state, None, num_steps)
             return SVIRunResult(self.get_params(state), self.measure_share(state, *args, **options), losses)
+
+        if _is_traced((state, args, kwargs)):
+            return run_traced(state)
+        start = int(state.constraints[0].constraint.step) if state.constraints else 0
 
         # `scan` by itself, as in NumPyro: within `jit` the data would be constants, and round differently.
         size, losses, done = max(num_steps // 20, 1), [], 0
@@ -300,6 +311,8 @@ class ProximitySVI(SVI):
             while done < num_steps:
                 length = min(size, num_steps - done)
                 after, chunk_losses = jax.lax.scan(stable_step if stable_update else step, state, None, length)
+                if _is_traced(chunk_losses):  # through what the model closes over
+                    return run_traced(state)
                 if not stable_update and not (np.all(np.isfinite(chunk_losses)) and stays_finite(state, after)):
                     after, chunk_losses = jax.lax.scan(stable_step, state, None, length)
                 state = after
@@ -312,6 +325,7 @@ class ProximitySVI(SVI):
         if self._objective.active:  # compiled, as the steps are
             state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **options), None), state, None, 1)
         warn_if_held(self, state)
+        _warn_if_little_was_left(self, start, num_steps)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
 
@@ -327,7 +341,8 @@ def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
     """Warn if a constraint, when its share was last measured, made up more than 1% of the gradient."""
     for constraint, kept in zip(svi.constraints, state.constraints, strict=True):
         report = jax.device_get(kept.telemetry)
-        if report.share > ACTIVE:
+        # At an optimum both gradients vanish, and their ratio says nothing once the magnitude is next to nothing.
+        if report.share > ACTIVE and not constraint.has_let_go(report.magnitude, kept.constraint):
             name = getattr(constraint.statistic, "__name__", "statistic")
             warnings.warn(
                 f"the constraint on `{name}` still makes up {100 * report.share:.0f}% of the gradient at the end, "
@@ -335,6 +350,24 @@ def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
                 "decay to nothing within the run, as `optax.exponential_decay(1.0, num_steps, 1e-10)` does.",
                 stacklevel=3,
             )
+
+
+def _warn_if_little_was_left(svi: ProximitySVI, start: int, num_steps: int) -> None:
+    """Warn if a constraint let go so late that the rest of the run was too short to climb the ELBO alone."""
+    for constraint in svi.constraints:
+        left = None if constraint.is_off else constraint.steps_after_release(start, num_steps)
+        if left is not None and left < LITTLE * num_steps:
+            name = getattr(constraint.statistic, "__name__", "statistic")
+            warnings.warn(
+                f"the magnitude of the constraint on `{name}` let go {left} steps before the end of {num_steps}: "
+                "little of the run is left to climb the ELBO alone, and the optimiser may still remember the "
+                "constraint's gradients. Run longer, let `magnitude` decay faster, or lower Adam's `b2`.",
+                stacklevel=3,
+            )
+
+
+def _is_traced(tree: Tree) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, batch: Batch) -> None:

@@ -136,7 +136,10 @@ def proximity_inner_loop(
 
         def merit(step: ParamTree, distance: Scalar) -> Scalar:
             """−ρ U, to be minimised; the factor ρ keeps it finite where a schedule starts at 0."""
-            linear, square = optax.tree.vdot(updates, step), optax.tree.vdot(step, step)
+            linear, square = (
+                sum((jnp.sum(x) for x in jax.tree.leaves(jax.tree.map(jnp.multiply, other, step))), start=jnp.zeros(()))
+                for other in (updates, step)
+            )
             return rate * linear + 0.5 * square + rate * jnp.where(magnitude == 0.0, 0.0, magnitude * distance)
 
         def iterate(carry: _Inner) -> _Inner:
