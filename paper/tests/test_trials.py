@@ -198,38 +198,53 @@ def test_file_names_depend_on_all_settings(kind: type[digit_trials.DigitTrial]) 
     assert set(kind.training_settings) == settings - {"samples", "digits"}
 
 
+def figures_of(elbo: float, khat_above: float, **curves: list[float]) -> dict[str, Any]:
+    flat = {name: [1.0, 2.0] for name in digit_trials.CURVES}
+    found = {"elbo": elbo, "log_likelihood": elbo + 10, "khat_above": khat_above}
+    return found | {"curves": curves or flat, "samples": [digit_trials.encode(np.zeros(784))]}
+
+
 @pytest.mark.slow
 def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> None:
-    curves = {name: [1.0, 2.0] for name in digit_trials.CURVES}
-    blank = digit_trials.encode(np.zeros(784))
-
-    def figures(elbo: float, khat_above: float) -> dict[str, Any]:
-        found = {"elbo": elbo, "log_likelihood": elbo + 10, "khat_above": khat_above}
-        return found | {"curves": curves, "samples": [blank]}
-
     trial = Trial(method="PVI, entropy", start="bad")
-    save(trial, tmp_path, figures(-120.0, 0.2))
-    save(replace(trial, seed=1), tmp_path, figures(-122.0, 0.2))
+    save(trial, tmp_path, figures_of(-120.0, 0.2))
+    save(replace(trial, seed=1), tmp_path, figures_of(-122.0, 0.2))
     printed = belief_networks.report(tmp_path)
-    assert "4,000,000 steps (1 of the paper's)" in printed
-    assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |  | −114.1 / −107.5 |" in printed
+    full = "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 | missing | −114.1 / −107.5 |"
+    assert "γ 1e-10, 10,000 digits, 5,000 samples. At the paper's size, 4,000,000 steps:" in printed
+    assert full in printed
+    assert "| annealing | missing | −119.4 / −110.2 | missing | −116.5 / −108.7 |" in printed
+    assert "Shorter runs" not in printed
     assert (tmp_path / "table.md").read_text() == printed + "\n"
-    # Other settings are not averaged with the seeds; the row names what differs from the caption.
-    path = save(replace(trial, steps=400_000), tmp_path, figures(-200.0, 0.9))
-    printed = belief_networks.report(tmp_path)
-    assert "4,000,000 steps (1 of the paper's), γ 1e-10, 10,000 digits" in printed
-    assert "| PVI, entropy | −121.0 ± 1.4 / −111.0 ± 1.4 (2 seeds) | −118.0 / −110.0 |" in printed
-    assert "| PVI, entropy (steps 400000) | −200.0 / −190.0† | −118.0 / −110.0 |" in printed
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert (tmp_path / "samples.png").stat().st_size > 1_000
-    # A short trial of another method does not change the caption; a file of another protocol is no result.
-    path.unlink()
-    path = save(replace(trial, method="annealing", steps=400_000), tmp_path, figures(-200.0, 0.9))
-    printed = belief_networks.report(tmp_path)
-    assert "4,000,000 steps" in printed
-    assert "| annealing (steps 400000) | −200.0" in printed
+    assert not (tmp_path / "curves-shorter.png").exists()
+    # Shorter runs have a table of their own. Other settings are not averaged with the seeds; the row names them.
+    path = save(replace(trial, steps=400_000), tmp_path, figures_of(-200.0, 0.9))
+    save(replace(trial, start="good", batch_size=2_000), tmp_path, figures_of(-99.0, 0.2))
+    at_full_size, shorter = belief_networks.report(tmp_path).split("\n\nShorter runs")
+    assert full in at_full_size
+    assert "| PVI, entropy (batch_size 2,000) | missing | −118.0 / −110.0 | −99.0 / −89.0 | −114.1" in at_full_size
+    assert "−200.0" not in at_full_size
+    assert "| PVI, entropy (scale 0.1) | −200.0 / −190.0† | −118.0 / −110.0 |  | −114.1 / −107.5 |" in shorter
+    assert (tmp_path / "curves-shorter.png").stat().st_size > 10_000
+    # A file of another protocol is no result.
     path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": 0}))
-    assert "annealing" not in belief_networks.report(tmp_path)
+    assert "Shorter runs" not in belief_networks.report(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_report_tells_what_early_stopping_would_give(tmp_path: Path) -> None:
+    """The run is best at report 30 and falls from there; a constraint that still acts makes `fit` wait."""
+    reports = np.arange(1, 101.0)
+    curves: Any = {"step": 1_000 * reports, "entropy": reports, "validation_elbo": -100.0 - np.abs(reports - 30)}
+    save(Trial(method="VI", start="bad"), tmp_path, figures_of(-170.0, 0.2, **curves))
+    held = figures_of(-170.0, 0.2, **curves, share=np.where(reports <= 60, 0.5, 0.0))
+    save(Trial(method="PVI, entropy", start="bad"), tmp_path, held)
+    printed = belief_networks.report(tmp_path)
+    assert "| method | start | end | best | at step | at the stop | at step |" in printed
+    assert "| VI | bad | −170.0 | −100.0 | 30,000 | −120.0 | 50,000 |" in printed
+    assert "| PVI, entropy | bad | −170.0 | −100.0 | 30,000 | −150.0 | 80,000 |" in printed
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,13 @@ from numpyro.infer import SVI
 import proxvi
 from proxvi._typing import Params
 from proxvi._validation import check_number
+from proxvi.training._progress import Progress
 from proxvi_paper import plots
 from proxvi_paper.datasets import BinarizedMNIST
 from proxvi_paper.experiments import tables
 from proxvi_paper.experiments.digit_trials import (
+    REPORTS,
+    WATCHED,
     DigitGrid,
     DigitTrial,
     active_units,
@@ -31,6 +34,8 @@ __all__ = ["METHODS", "STEPS", "OneLayer", "ThreeLayers", "Trial", "report"]
 
 STEPS = 4_000_000  # the paper's
 STARTS = {"good": GOOD, "bad": BAD}
+SCALE = " (scale "  # marks the rows of shorter runs
+PATIENCE = REPORTS // 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,22 +161,75 @@ class ThreeLayers(OneLayer):
 
 @tables.report
 def report(records: list[tables.Record], folder: Path) -> str:
-    """The table, the curves of training and samples of the trained models."""
+    """Tables of the full and of the shorter runs, what early stopping would give, curves and samples."""
+
+    def row(settings: dict[str, Any]) -> str:
+        scale = settings["steps"] / STEPS
+        return settings["method"] + ("" if scale == 1 else f"{SCALE}{scale:g})")
+
     order = list(METHODS)
     records.sort(key=lambda r: (order.index(r["settings"]["method"]), -r["settings"]["steps"], -r["settings"]["gamma"]))
-    figures = tables.grouped(records, lambda settings: settings["method"], lambda settings: settings["start"])
-    common = tables.usual(records)
+    varied = (*tables.VARIED, "steps")
+    common = tables.usual(records, varied)
+    figures = tables.grouped(records, row, lambda settings: settings["start"], varied)
     layers = len(common["units"])
-    plots.curves(figures, folder / "curves.png", entropy="entropy of q" + ("" if layers == 1 else ", first layer"))
-    drawn = {
-        f"{method}, {start} start": decode(seeds[0]["samples"][:12])
-        for method, cells in figures.items()
-        for start, seeds in sorted(cells.items())
-    }
-    plots.digits(drawn, folder / "samples.png")
-    caption = (
+    paper = PAPER.get(layers, {})
+    shorter = {name: cells for name, cells in figures.items() if SCALE in name}
+    full = {name: {} for name in paper} | {name: cells for name, cells in figures.items() if name not in shorter}
+    for suffix, part in (("", full), ("-shorter", shorter)):
+        drawn = {
+            f"{method}, {start} start": decode(seeds[0]["samples"][:12])
+            for method, cells in part.items()
+            for start, seeds in sorted(cells.items())
+        }
+        if drawn:
+            entropy = "entropy of q" + ("" if layers == 1 else ", first layer")
+            plots.curves(part, folder / f"curves{suffix}.png", entropy=entropy)
+            plots.digits(drawn, folder / f"samples{suffix}.png")
+    text = [
         f"Validation ELBO / log likelihood in nats; units in each layer: {', '.join(map(str, common['units']))}; "
-        f"{common['steps']:,} steps ({common['steps'] / STEPS:g} of the paper's), γ {common['gamma']:g}, "
-        f"{common['digits']:,} digits, {common['samples']:,} samples"
+        f"γ {common['gamma']:g}, {common['digits']:,} digits, {common['samples']:,} samples. "
+        f"At the paper's size, {STEPS:,} steps:",
+        tables.table(full, sorted(STARTS), paper, missing="missing"),
+    ]
+    if shorter:
+        text.append("Shorter runs. The scale is their share of the paper's steps; the decay is spread over them:")
+        text.append(tables.table(shorter, sorted(STARTS), paper))
+    text.append(
+        f"ELBO of the first {WATCHED:,} validation digits: at the end of the run, at its best, and where `fit` would "
+        f"stop with a patience of {PATIENCE} reports, a tenth of the run. Means over seeds, steps of each seed:"
     )
-    return f"{caption}\n\n{tables.table(figures, sorted(STARTS), PAPER.get(layers, {}))}"
+    text.append(_early_stopping(figures))
+    return "\n\n".join(text)
+
+
+def _early_stopping(figures: tables.Figures) -> str:
+    """A row for each cell: the ELBO on watched digits at the end, at its best, and at the stop."""
+    head = ("method", "start", "end", "best", "at step", "at the stop", "at step")
+    cells = ((name, start, seeds) for name, starts in figures.items() for start, seeds in sorted(starts.items()))
+    rows = ((name, start, *_stopping([seed["curves"] for seed in seeds])) for name, start, seeds in cells)
+    return tables.markdown(head, rows, rule=" --- ")
+
+
+def _stopping(curves: list[dict[str, list[float]]]) -> tuple[str, ...]:
+    def elbo(reports: list[int]) -> str:
+        values = [curve["validation_elbo"][i] for curve, i in zip(curves, reports, strict=True)]
+        return tables.number(float(np.mean(values)))
+
+    def steps(reports: list[int]) -> str:
+        return ", ".join(f"{curve['step'][i]:,.0f}" for curve, i in zip(curves, reports, strict=True))
+
+    best = [int(np.nanargmax(curve["validation_elbo"])) for curve in curves]
+    stop = [_stop(curve) for curve in curves]
+    return elbo([-1] * len(curves)), elbo(best), steps(best), elbo(stop), steps(stop)
+
+
+def _stop(curves: dict[str, list[float]]) -> int:
+    """The report after which `fit` would stop; the last one if it would not."""
+    progress = Progress(np.empty(0))
+    shares = curves.get("share", [0.0] * len(curves["step"]))
+    for i, report in enumerate(zip(curves["validation_elbo"], shares, strict=True)):
+        progress.validate(*report)
+        if progress.waited == PATIENCE:
+            return i
+    return len(shares) - 1

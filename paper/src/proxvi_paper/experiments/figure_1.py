@@ -351,7 +351,7 @@ def report_settings(records: list[tables.Record], folder: Path) -> str:
     shares = {s: {m: [share(s, m, value) for value in values[s]] for m in STUDIED} for s in STUDY}
     plots.study(values, shares, folder / "settings.png")
     rows = [
-        (setting, f"{value:g}", *("" if np.isnan(x := shares[setting][m][i]) else f"{x:.0%}" for m in STUDIED))
+        (setting, f"{value:,g}", *("" if np.isnan(x := shares[setting][m][i]) else f"{x:.0%}" for m in STUDIED))
         for setting in STUDY
         for i, value in enumerate(values[setting])
     ]

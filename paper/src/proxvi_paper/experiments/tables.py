@@ -10,7 +10,10 @@ import numpy as np
 
 from proxvi_paper.experiments.results import is_current
 
-__all__ = ["Figures", "Paper", "Record", "grouped", "markdown", "records", "report", "table", "unusual", "usual"]
+__all__ = [
+    *("Figures", "Paper", "Record"),
+    *("grouped", "markdown", "number", "records", "report", "table", "unusual", "usual"),
+]
 
 DAGGER = "†"
 VARIED = ("method", "magnitude", "start", "seed")  # tables 1 to 3 show these as rows, columns and means
@@ -47,20 +50,24 @@ def usual(records: list[Record], varied: Iterable[str] = VARIED) -> dict[str, An
 
 
 def unusual(settings: dict[str, Any], usual: dict[str, Any]) -> str:
-    """The settings that are not the usual ones, as in " (steps 400000)"; empty if there are none."""
-    differences = ", ".join(f"{key} {settings[key]}" for key, value in usual.items() if settings[key] != value)
-    return f" ({differences})" if differences else ""
+    """The settings that are not the usual ones, as in " (steps 400,000)"; empty if there are none."""
+    differences = {key: settings[key] for key, value in usual.items() if settings[key] != value}
+    named = (f"{key} {value:,}" if type(value) is int else f"{key} {value}" for key, value in differences.items())
+    return f" ({', '.join(named)})" if differences else ""
 
 
 def grouped(
-    records: list[Record], row: Callable[[dict[str, Any]], str], column: Callable[[dict[str, Any]], str]
+    records: list[Record],
+    row: Callable[[dict[str, Any]], str],
+    column: Callable[[dict[str, Any]], str],
+    varied: Iterable[str] = VARIED,
 ) -> Figures:
-    """Figures by row and column, which are functions of the settings.
+    """Figures by row and column, which are functions of the settings in `varied`.
 
     A trial with unusual settings gets a row of its own, which names them. So only seeds are averaged, and a caption
     with the usual settings is true of all other rows.
     """
-    common, figures = usual(records), {}
+    common, figures = usual(records, varied), {}
     for record in records:
         settings = record["settings"]
         label = row(settings) + unusual(settings, common)
@@ -74,15 +81,19 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "--
     return "\n".join([lines[0], f"|{'|'.join([rule] * len(head))}|", *lines[1:]])
 
 
-def table(figures: Figures, columns: Iterable[str], paper: Paper) -> str:
-    """A row for each method. A cell is ELBO / log likelihood, with the standard deviation over several seeds."""
+def table(figures: Figures, columns: Iterable[str], paper: Paper, missing: str = "") -> str:
+    """A row for each method. A cell is ELBO / log likelihood, with the standard deviation over several seeds.
+
+    A cell that only the paper has reads `missing`.
+    """
     columns = list(columns)
     rows = []
     for name, cells in figures.items():
         row = [name]
         for column in columns:
             theirs = paper.get(name.split(" (")[0], {}).get(column)
-            row += [_cell(cells.get(column, [])), "" if theirs is None else " / ".join(map(_number, theirs))]
+            ours = _cell(cells[column]) if column in cells else missing if theirs else ""
+            row += [ours, " / ".join(map(number, theirs or ()))]
         rows.append(row)
     head = ["method", *(heading for column in columns for heading in (column, f"{column}, paper"))]
     text = markdown(head, rows, rule=" --- ")
@@ -92,16 +103,15 @@ def table(figures: Figures, columns: Iterable[str], paper: Paper) -> str:
 
 
 def _cell(seeds: list[dict[str, Any]]) -> str:
-    if not seeds:
-        return ""
     cells = []
     for name in ("elbo", "log_likelihood"):
         values = np.array([figures[name] for figures in seeds])
         spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
         unreliable = name == "log_likelihood" and not all(figures["khat_above"] <= 0.5 for figures in seeds)
-        cells.append(_number(float(np.mean(values))) + spread + (DAGGER if unreliable else ""))
+        cells.append(number(float(np.mean(values))) + spread + (DAGGER if unreliable else ""))
     return " / ".join(cells) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
 
-def _number(x: float) -> str:
+def number(x: float) -> str:
+    """With one decimal and a minus sign."""
     return f"{x:.1f}".replace("-", "−")
