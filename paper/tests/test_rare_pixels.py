@@ -56,7 +56,8 @@ def test_groups_of_pixels_and_digits_add_up() -> None:
 def test_a_checkpoint_gives_the_parameters_and_the_settings_of_its_trial(tmp_path: Path) -> None:
     svi = proxvi.ProximitySVI(*NETWORK, optax.adam(0.1), proxvi.LeaveOneOutELBO(2), ())
     checkpointing = proxvi.Checkpointing(tmp_path, configuration={"start": "bad", "units": [3]})
-    result = proxvi.fit(svi, jax.random.key(0), 5, TRAIN, batch_size=10, checkpointing=checkpointing)
+    with jax.numpy_rank_promotion("allow"):  # NumPyro broadcasts a prior over the rows
+        result = proxvi.fit(svi, jax.random.key(0), 5, TRAIN, batch_size=10, checkpointing=checkpointing)
     step, settings, params = rare_pixels.read(tmp_path / "5")
     assert (step, settings) == (5, {"start": "bad", "units": [3]})
     jax.tree.map(np.testing.assert_array_equal, params, result.params)

@@ -91,7 +91,7 @@ def read(checkpoint: Path) -> tuple[int, Json, Params]:
     from orbax.checkpoint import v1
 
     header = json.loads((checkpoint / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
-    leaves: dict[str, Any] = v1.load(checkpoint.absolute(), checkpointable_name="state")
+    leaves: dict[str, Any] = v1.load(str(checkpoint.absolute()), checkpointable_name="state")
     params = {name.removeprefix(PARAMETERS)[2:-2]: x for name, x in leaves.items() if name.startswith(PARAMETERS)}
     return header["step"], header["configuration"]["user"], params
 

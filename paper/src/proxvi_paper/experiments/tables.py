@@ -11,8 +11,18 @@ import numpy as np
 from proxvi_paper.experiments.results import is_current
 
 __all__ = [
-    *("Figures", "Paper", "Record"),
-    *("grouped", "markdown", "number", "records", "report", "table", "unusual", "usual"),
+    "VARIED",
+    "Figures",
+    "Paper",
+    "Record",
+    "grouped",
+    "markdown",
+    "number",
+    "records",
+    "report",
+    "table",
+    "unusual",
+    "usual",
 ]
 
 DAGGER = "†"
