@@ -41,8 +41,8 @@ def each_picture(pictures):
 
 
 def model(pictures):
-    weights = numpyro.param("weights", jnp.full((UNITS, PIXELS), -5.0))
-    bias = numpyro.param("bias", jnp.zeros(PIXELS))
+    weights = jnp.asarray(numpyro.param("weights", jnp.full((UNITS, PIXELS), -5.0)))
+    bias = jnp.asarray(numpyro.param("bias", jnp.zeros(PIXELS)))
     prior = numpyro.param("prior", jnp.full(UNITS, jnp.log(0.001 / 0.999)))
     with each_picture(pictures):
         z = numpyro.sample("z", dist.Bernoulli(logits=prior).to_event(1))

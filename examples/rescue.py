@@ -52,17 +52,17 @@ def mixture() -> Problem:
     data = centres[jnp.arange(points) % clusters] + jax.random.normal(jax.random.key(0), (points, 2))
 
     def model(data, kl_weight):
-        means = numpyro.param("means", centres)
+        means = jnp.asarray(numpyro.param("means", centres))
         with numpyro.plate("data", points):
             with numpyro.handlers.scale(scale=kl_weight):
-                z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(clusters)))
+                z = numpyro.sample("z", dist.CategoricalLogits(jnp.zeros(clusters)))
             numpyro.sample("x", dist.Normal(means[z], 1.0).to_event(1), obs=data)
 
     def guide(data, kl_weight):
         del data
         logits = numpyro.param("logits", jnp.zeros((points, clusters)))
         with numpyro.plate("data", points), numpyro.handlers.scale(scale=kl_weight):
-            numpyro.sample("z", dist.Categorical(logits=logits))
+            numpyro.sample("z", dist.CategoricalLogits(logits))
 
     def init(key, start):
         means = jax.random.normal(key, (clusters, 2))
@@ -79,7 +79,8 @@ def network() -> Problem:
     mean = data.mean(0)
 
     def model(data, kl_weight):
-        weights, bias = numpyro.param("weights", jnp.zeros((units, pixels))), numpyro.param("bias", jnp.zeros(pixels))
+        weights = jnp.asarray(numpyro.param("weights", jnp.zeros((units, pixels))))
+        bias = jnp.asarray(numpyro.param("bias", jnp.zeros(pixels)))
         prior = numpyro.param("prior", jnp.zeros(units))
         with numpyro.plate("data", data.shape[0]):
             with numpyro.handlers.scale(scale=kl_weight):

@@ -45,8 +45,8 @@ def network() -> tuple[Any, tuple[Any, ...]]:
     y = jnp.sin(2 * x) + 0.1 * jax.random.normal(jax.random.key(1), (40,))
 
     def model(x, y):
-        W = numpyro.sample("W", dist.Normal(jnp.zeros(10), 3.0).to_event(1))
-        b = numpyro.sample("b", dist.Normal(jnp.zeros(10), 3.0).to_event(1))
+        W = jnp.asarray(numpyro.sample("W", dist.Normal(jnp.zeros(10), 3.0).to_event(1)))
+        b = jnp.asarray(numpyro.sample("b", dist.Normal(jnp.zeros(10), 3.0).to_event(1)))
         v = numpyro.sample("v", dist.Normal(jnp.zeros(10), 1.0).to_event(1))
         hidden = jnp.tanh(x[:, None] * W[None] + b[None])
         with numpyro.plate("data", x.shape[0]):

@@ -191,7 +191,12 @@ CASES = [
     ),
     Bad("empty params", lambda: link().init({}), "`params`", "at least one array", "got {}", "variational parameters"),
     Bad(
-        "none params", lambda: link().init(None), "`params`", "at least one array", "got None", "variational parameters"
+        "none params",
+        lambda: link().init(None),  # pyright: ignore[reportArgumentType]
+        "`params`",
+        "at least one array",
+        "got None",
+        "variational parameters",
     ),
     Bad(
         "integer params",
@@ -218,7 +223,14 @@ CASES = [
         "optax.masked",
     ),
     Bad("key params", lambda: link().init(KEY), "`params`", "real floating-point", "key", "optax.masked"),
-    Bad("text params", lambda: link().init({"a": "b"}), "`params`", "real floating-point", "str", "optax.masked"),
+    Bad(
+        "text params",
+        lambda: link().init({"a": "b"}),  # pyright: ignore[reportArgumentType]
+        "`params`",
+        "real floating-point",
+        "str",
+        "optax.masked",
+    ),
     Bad(
         "integer params later",
         lambda: update(link(), jnp.arange(3)),

@@ -86,7 +86,7 @@ def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
 
     def negative_elbo(model: Autoencoder, batch: Any, key: Any) -> Any:
         q = model.q(batch)
-        log_likelihood = dist.Normal(jax.vmap(model.decoder)(q.rsample(key)), 0.5).log_prob(batch).sum(-1)
+        log_likelihood = dist.Normal(jax.vmap(model.decoder)(jnp.asarray(q.rsample(key))), 0.5).log_prob(batch).sum(-1)
         return jnp.mean(dist.kl_divergence(q, dist.Normal(jnp.zeros(latents), 1.0).to_event(1)) - log_likelihood)
 
     model, static = eqx.partition(Autoencoder(keys[3]), eqx.is_inexact_array)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from jaxtyping import Array, Float
 from numpyro.distributions import transforms
 
 import proxvi
@@ -21,7 +20,7 @@ probs = jnp.linspace(0.1, 0.9, 60).reshape(20, 3)
 def test_batch_axes_are_averaged_and_latent_axes_kept() -> None:
     q = dist.Bernoulli(probs).to_event(1)
     entropy = proxvi.entropy(q)
-    assert isinstance(entropy, Float[Array, "3"])
+    assert (entropy.shape, entropy.dtype) == ((3,), jnp.float32)
     np.testing.assert_allclose(entropy, dist.Bernoulli(probs).entropy().mean(0), rtol=1e-6)
     np.testing.assert_allclose(proxvi.entropy(q, total=True), q.entropy().mean(), rtol=1e-6)
     mean, variance = proxvi.mean_variance(q)
@@ -49,7 +48,7 @@ def test_padding_that_is_masked_changes_nothing() -> None:
         np.testing.assert_allclose(proxvi.kl(q, q), 0.0, atol=1e-6)
         prior = dist.Bernoulli(0.3)
         np.testing.assert_allclose(proxvi.kl_to_prior(q, prior), proxvi.kl_to_prior(whole, prior), rtol=1e-6)
-    assert np.all(proxvi.entropy(whole.mask(False)) == 0)
+    assert np.all(proxvi.entropy(dist.MaskedDistribution(whole, False)) == 0)
 
 
 def test_expanded_and_nested_wrappers() -> None:

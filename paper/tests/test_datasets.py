@@ -68,8 +68,8 @@ def test_a_folder_that_is_itself_a_link_is_fine(folder: Path) -> None:
 TRAIN = "binarized_mnist_train.amat"
 
 
-def rewrite(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(change(path.read_bytes())) and None
+def rewrite(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
 def replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -111,7 +111,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("damage", "message"), [case[1:] for case in DAMAGED], ids=[case[0] for case in DAMAGED])
-def test_damaged_files_are_refused(folder: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_damaged_files_are_refused(folder: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(folder / TRAIN)
     with pytest.raises((ValueError, FileNotFoundError), match=TRAIN) as refusal:
         datasets.binarized_mnist(folder)

@@ -63,7 +63,7 @@ def test_log_density_is_that_of_a_bernoulli(dtype: Any, value: Any) -> None:
 def test_a_layer_adds_up_its_units_and_keeps_numpyros_shapes() -> None:
     logits = jax.random.normal(KEY, (20, 50))
     ours, theirs = Bernoulli(logits).to_event(1), dist.Bernoulli(logits=logits).to_event(1)
-    x = theirs.sample(KEY)
+    x = jnp.asarray(theirs.sample(KEY))
     np.testing.assert_array_equal(ours.sample(KEY), x)
     np.testing.assert_allclose(ours.log_prob(x), theirs.log_prob(x), rtol=1e-5)
     for many in (0, 1, 2, None):
@@ -155,7 +155,7 @@ def test_loss_and_gradient_are_means_over_the_rows(estimator: Any) -> None:
     def model(x: Any) -> None:
         with numpyro.plate("data", len(x)):
             z = numpyro.sample("z1", dist.Bernoulli(logits=numpyro.param("prior", jnp.zeros(4))).to_event(1))
-            W, b = numpyro.param("decoder1_weights", None), numpyro.param("decoder1_bias", None)
+            W, b = (jnp.asarray(numpyro.param(name)) for name in ("decoder1_weights", "decoder1_bias"))
             numpyro.sample("x", dist.Bernoulli(logits=z @ W + b).to_event(1), obs=x)
 
     def guide(x: Any) -> None:

@@ -162,7 +162,7 @@ def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
 
 
 def test_the_options_are_checked_before_hours_of_training() -> None:
-    for options, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"digits": 20_000}, r"`digits` must be at most 10,000.*got 20000"),
         ({"digits": -5}, r"`digits` must be an integer of at least 1, got -5"),
         ({"samples": 1}, r"`samples` must be an integer of at least 2, got 1"),
@@ -174,7 +174,8 @@ def test_the_options_are_checked_before_hours_of_training() -> None:
             ({"gammas": (gamma,)}, r"`gammas` must be a finite number above 0 and below 1, got")
             for gamma in (0.0, -1.0, 10.0, float("nan"))
         ),
-    ):
+    ]
+    for options, message in cases:
         with pytest.raises(ValueError, match=message):
             OneLayer(**options)
     with pytest.raises(ValueError, match=r"`workers` must be an integer of at least 1, got 0"):
@@ -250,8 +251,9 @@ def test_the_report_tells_what_early_stopping_would_give(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    no_dashboard: dict[str, Any] = {"dashboard_address": None}  # documented, but not in Dask's types
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, env=ENVIRONMENT | cache
+        n_workers=2, threads_per_worker=1, env=ENVIRONMENT | cache, **no_dashboard
     ) as running:
         yield running
 

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 
 import proxvi
 from proxvi_paper.experiments import autoencoders, trials
@@ -26,7 +26,7 @@ def params_of(svi: proxvi.ProximitySVI) -> dict:
     return svi.get_params(svi.init(KEY, X))
 
 
-def plain(elbo: Trace_ELBO) -> proxvi.ProximitySVI:
+def plain(elbo: ELBO) -> proxvi.ProximitySVI:
     return proxvi.ProximitySVI(*NETWORKS, optax.adam(1e-3), elbo, ())
 
 

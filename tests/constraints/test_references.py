@@ -70,5 +70,5 @@ def test_decay_zero_is_the_previous_step() -> None:
         state, pulls = link.init(jnp.array(1.0)), []
         for params in (1.0, 4.0, 6.0):
             updates, state = link.update(jnp.array(0.0), state, jnp.array(params))
-            pulls.append(float(updates))
+            pulls.append(float(jnp.asarray(updates)))
         assert pulls == [0.0, 6.0, 4.0]  # 2 (λ_t − λ_{t−1})

@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import primitives
 from numpyro.handlers import condition
 from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
@@ -33,12 +34,17 @@ class Problem(NamedTuple):
     subsample_size: int | None = None
 
 
+def param(name: str, value: Any) -> jax.Array:
+    """As an array; NumPyro's own type allows None, too."""
+    return jnp.asarray(numpyro.param(name, value))
+
+
 def one_layer() -> Problem:
     def model(subsample_size: int | None = None) -> None:
         del subsample_size
         prior = numpyro.param("prior", jnp.array([0.3, -0.4]))
         z = numpyro.sample("z", dist.Bernoulli(logits=prior).to_event(1))
-        numpyro.sample("x", dist.Normal(z @ numpyro.param("weights", jnp.array([1.0, 2.0])), 1.0), obs=2.5)
+        numpyro.sample("x", dist.Normal(z @ param("weights", jnp.array([1.0, 2.0])), 1.0), obs=2.5)
 
     def guide(subsample_size: int | None = None) -> None:
         del subsample_size
@@ -49,13 +55,13 @@ def one_layer() -> Problem:
 
 def one_layer_in_a_plate(subsample_size: int | None = None) -> Problem:
     def model(subsample_size: int | None = None) -> None:
-        weight, prior = numpyro.param("weight", 1.5), numpyro.param("prior", 0.2)
+        weight, prior = param("weight", 1.5), param("prior", 0.2)
         with numpyro.plate("data", 3, subsample_size=subsample_size) as index:
             z = numpyro.sample("z", dist.Bernoulli(logits=prior))
             numpyro.sample("x", dist.Normal(weight * z, 1.0), obs=DATA[index])
 
     def guide(subsample_size: int | None = None) -> None:
-        slope = numpyro.param("slope", 0.6)
+        slope = param("slope", 0.6)
         with numpyro.plate("data", 3, subsample_size=subsample_size) as index:
             numpyro.sample("z", dist.Bernoulli(logits=slope * DATA[index] + 0.1))
 
@@ -67,13 +73,13 @@ def two_layers() -> Problem:
     def model(subsample_size: int | None = None) -> None:
         del subsample_size
         top = numpyro.sample("top", dist.Bernoulli(logits=numpyro.param("prior", 0.2)))
-        below = numpyro.sample("below", dist.Bernoulli(logits=numpyro.param("down", 1.1) * top - 0.4))
-        numpyro.sample("x", dist.Normal(numpyro.param("weight", 2.0) * below, 1.0), obs=1.5)
+        below = numpyro.sample("below", dist.Bernoulli(logits=param("down", 1.1) * top - 0.4))
+        numpyro.sample("x", dist.Normal(param("weight", 2.0) * below, 1.0), obs=1.5)
 
     def guide(subsample_size: int | None = None) -> None:
         del subsample_size
         below = numpyro.sample("below", dist.Bernoulli(logits=numpyro.param("q", 0.5)))
-        numpyro.sample("top", dist.Bernoulli(logits=numpyro.param("up", 0.9) * below - 0.3))
+        numpyro.sample("top", dist.Bernoulli(logits=param("up", 0.9) * below - 0.3))
 
     params = {"prior": 0.2, "down": 1.1, "weight": 2.0, "q": 0.5, "up": 0.9}
     return Problem(model, guide, {"top": (), "below": ()}, params)
@@ -81,14 +87,14 @@ def two_layers() -> Problem:
 
 def two_layers_in_a_plate(subsample_size: int | None = None) -> Problem:
     def model(subsample_size: int | None = None) -> None:
-        prior, down, weight = numpyro.param("prior", 0.2), numpyro.param("down", 1.1), numpyro.param("weight", 2.0)
+        prior, down, weight = param("prior", 0.2), param("down", 1.1), param("weight", 2.0)
         with numpyro.plate("data", 3, subsample_size=subsample_size) as index:
             top = numpyro.sample("top", dist.Bernoulli(logits=prior))
             below = numpyro.sample("below", dist.Bernoulli(logits=down * top - 0.4))
             numpyro.sample("x", dist.Normal(weight * below, 1.0), obs=DATA[index])
 
     def guide(subsample_size: int | None = None) -> None:
-        slope, up = numpyro.param("slope", 0.6), numpyro.param("up", 0.9)
+        slope, up = param("slope", 0.6), param("up", 0.9)
         with numpyro.plate("data", 3, subsample_size=subsample_size) as index:
             below = numpyro.sample("below", dist.Bernoulli(logits=slope * DATA[index] + 0.1))
             numpyro.sample("top", dist.Bernoulli(logits=up * below - 0.3))
@@ -103,9 +109,9 @@ def groups_beside_data() -> Problem:
     def model(subsample_size: int | None = None) -> None:
         del subsample_size
         with numpyro.plate("groups", 3):
-            on = numpyro.sample("on", dist.Bernoulli(logits=numpyro.param("prior", -0.8)))
+            on = jnp.asarray(numpyro.sample("on", dist.Bernoulli(logits=param("prior", -0.8))))
         with numpyro.plate("data", 3):
-            numpyro.sample("x", dist.Normal(numpyro.param("weight", 2.0) * on[jnp.array([1, 2, 0])], 1.0), obs=DATA)
+            numpyro.sample("x", dist.Normal(param("weight", 2.0) * on[jnp.array([1, 2, 0])], 1.0), obs=DATA)
 
     def guide(subsample_size: int | None = None) -> None:
         del subsample_size
@@ -122,16 +128,16 @@ def rows_within_columns() -> Problem:
         del subsample_size
         top = numpyro.sample("top", dist.Bernoulli(logits=numpyro.param("prior", 0.2)))
         with numpyro.plate("columns", 2, dim=-1):
-            below = numpyro.sample("below", dist.Bernoulli(logits=numpyro.param("down", 1.1) * top - 0.4))
+            below = numpyro.sample("below", dist.Bernoulli(logits=param("down", 1.1) * top - 0.4))
             with numpyro.plate("rows", 3, dim=-2):
                 x = DATA[:, None] + jnp.array([0.0, 0.3])
-                numpyro.sample("x", dist.Normal(numpyro.param("weight", 1.2) * below, 1.0), obs=x)
+                numpyro.sample("x", dist.Normal(param("weight", 1.2) * below, 1.0), obs=x)
 
     def guide(subsample_size: int | None = None) -> None:
         del subsample_size
         top = numpyro.sample("top", dist.Bernoulli(logits=numpyro.param("q", 0.5)))
         with numpyro.plate("columns", 2, dim=-1):
-            slopes = numpyro.param("slopes", jnp.array([0.6, -0.2]))
+            slopes = param("slopes", jnp.array([0.6, -0.2]))
             numpyro.sample("below", dist.Bernoulli(logits=slopes + 0.9 * top))
 
     params = {"prior": 0.2, "down": 1.1, "weight": 1.2, "q": 0.5, "slopes": [0.6, -0.2]}
@@ -162,8 +168,8 @@ def log_weights(problem: Problem, params: Any, temperature: float = 1.0) -> tupl
     """Log q and log p − T log q of every assignment."""
 
     def joint(z: Any) -> tuple[jax.Array, jax.Array]:
-        log_q = log_density(condition(problem.guide, z), (), {}, params)[0]
-        log_p = log_density(condition(problem.model, z), (), {}, params)[0]
+        log_q = jnp.asarray(log_density(condition(problem.guide, z), (), {}, params)[0])
+        log_p = jnp.asarray(log_density(condition(problem.model, z), (), {}, params)[0])
         return log_q, log_p - temperature * log_q
 
     return jax.vmap(joint)(configurations(problem))
@@ -311,7 +317,7 @@ def single_point(factory: Callable[[], Problem], point: int) -> Problem:
         return run
 
     def widen(f: Any) -> Callable[..., Any]:
-        class At(numpyro.primitives.Messenger):
+        class At(primitives.Messenger):
             def process_message(self, msg: Any) -> None:
                 if msg["type"] == "sample" and msg["name"] in latents and msg["value"] is not None:
                     msg["value"] = jnp.where(only, msg["value"], 0)
@@ -356,10 +362,11 @@ def test_vimco_takes_guides_that_are_reparameterised() -> None:
 
     def guide() -> None:
         with numpyro.plate("rows", 3):
-            numpyro.sample("z", dist.Normal(numpyro.param("slope", 0.5) * x, 0.75**0.5))
+            numpyro.sample("z", dist.Normal(param("slope", 0.5) * x, 0.75**0.5))
 
     elbos = (Trace_ELBO(2_000), proxvi.VimcoELBO(2_000))
-    losses = [elbo.loss(jax.random.key(0), {"slope": 0.5}, model, guide) for elbo in elbos]
+    params = {"slope": jnp.array(0.5)}
+    losses = [jnp.asarray(elbo.loss(jax.random.key(0), params, model, guide)) for elbo in elbos]
     exact = -float(jnp.sum(dist.Normal(0.0, 2**0.5).log_prob(x)))
     assert losses[1] == pytest.approx(exact, abs=0.05)
     assert losses[0] > exact + 0.1
@@ -435,7 +442,7 @@ def test_rows_of_vimco_may_have_weights() -> None:
 def test_what_chooses_the_rows_chooses_nothing_else(estimator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off CPU, NumPyro draws rows by bits that a particle seeded with the same key would draw its latents from."""
     problem = PROBLEMS["one layer, subsampled plate"]
-    seeds, choices, draw = [], [], numpyro.primitives._subsample_fn
+    seeds, choices, draw = [], [], primitives._subsample_fn
 
     def seed(fn: Any, key: Any) -> Any:
         seeds.append(tuple(jax.random.key_data(key).tolist()))
@@ -450,7 +457,7 @@ def test_what_chooses_the_rows_chooses_nothing_else(estimator: Any, monkeypatch:
 
     handlers = SimpleNamespace(seed=seed, substitute=numpyro.handlers.substitute)
     monkeypatch.setattr(score_function, "numpyro", SimpleNamespace(handlers=handlers))
-    monkeypatch.setattr(numpyro.primitives, "_subsample_fn", choose)
+    monkeypatch.setattr(primitives, "_subsample_fn", choose)
     elbo = estimator(3)
     elbo.vectorize_particles_fn = one_after_the_other
     elbo.loss(jax.random.key(0), as_arrays(problem.params), problem.model, problem.guide, problem.subsample_size)

@@ -12,8 +12,9 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from arviz_stats.base import array_stats
+from arviz_stats.base.array import array_stats
 from jax.flatten_util import ravel_pytree
+from numpyro import primitives
 from numpyro.contrib.module import eqx_module, nnx_module
 from numpyro.infer import SVI, Predictive, Trace_ELBO, TraceGraph_ELBO
 from numpyro.infer.autoguide import (
@@ -51,7 +52,7 @@ def regression(features: Any = FEATURES, y: Any = Y) -> None:
 
 
 def belief_network(batch: Any) -> None:
-    kernel = numpyro.param("decoder", 0.1 * jax.random.normal(KEY, (4, 12)))
+    kernel = jnp.asarray(numpyro.param("decoder", 0.1 * jax.random.normal(KEY, (4, 12))))
     with numpyro.plate("data", batch.shape[0]):
         z = numpyro.sample("z", dist.Bernoulli(logits=numpyro.param("prior", jnp.full(4, 0.1))).to_event(1))
         numpyro.sample("x", dist.Bernoulli(logits=z @ kernel).to_event(1), obs=batch)
@@ -334,7 +335,9 @@ def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) ->
         assert further.state.constraints[0].constraint.step == 1_000
         predictive = Predictive(regression, guide=guide, params=further.params, num_samples=100)
         assert predictive(KEY, FEATURES, None)["y"].shape == (100, 50)
-        assert guide.median(further.params)["weights"].shape == (3,)
+        medians = guide.median(further.params)
+        assert isinstance(medians, dict)
+        assert medians["weights"].shape == (3,)
 
 
 @pytest.mark.slow
@@ -353,8 +356,8 @@ def test_arviz_takes_the_result() -> None:
     # Pareto-smoothed importance sampling tells whether the guide may stand in for the posterior. The loss of one
     # particle is minus its log weight.
     keys = jax.random.split(jax.random.key(1), 2_000)
-    log_weights = -jax.vmap(lambda key: Trace_ELBO().loss(key, result.params, regression, guide))(keys)
-    _, k_hat = array_stats.psislw(np.asarray(log_weights, np.float64))
+    losses = jax.vmap(lambda key: Trace_ELBO().loss(key, result.params, regression, guide))(keys)
+    _, k_hat = array_stats.psislw(-np.asarray(losses, np.float64))
     assert k_hat < 0.7
 
 
@@ -374,6 +377,7 @@ def test_amortised_guides_of_flax_and_equinox() -> None:
 
     def equinox_guide(batch: Any) -> None:
         encode = eqx_module("encoder", eqx.nn.Linear(12, 4, key=KEY))
+        assert isinstance(encode, eqx.nn.Linear)
         with numpyro.plate("data", batch.shape[0]):
             numpyro.sample("z", dist.Bernoulli(logits=jax.vmap(encode)(batch)).to_event(1))
 
@@ -447,7 +451,9 @@ def test_run_survives_a_few_bad_steps_wherever_they_fall() -> None:
 
     def sometimes() -> None:
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
-        unlucky = jax.random.uniform(numpyro.prng_key()) < 0.02
+        key = numpyro.prng_key()
+        assert key is not None
+        unlucky = jax.random.uniform(key) < 0.02
         numpyro.factor("spoil", jnp.log(jnp.where(unlucky, -1.0, 1.0)))
         numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
 
@@ -462,7 +468,9 @@ def test_run_survives_a_few_bad_steps_wherever_they_fall() -> None:
 def test_run_stops_after_too_many_bad_steps_even_if_good_ones_follow() -> None:
     def often() -> None:
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
-        unlucky = jax.random.uniform(numpyro.prng_key()) < 0.4
+        key = numpyro.prng_key()
+        assert key is not None
+        unlucky = jax.random.uniform(key) < 0.4
         numpyro.factor("spoil", jnp.log(jnp.where(unlucky, -1.0, 1.0)))
         numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
 
@@ -521,7 +529,7 @@ def test_run_works_within_vmap() -> None:
     svi.init(KEY)  # an autoguide looks at the model at its first call, which must not be within `vmap`
     many = jax.vmap(lambda key: svi.run(key, 200, progress_bar=False))(keys)
     assert many.losses.shape == (3, 200)
-    assert proxvi.telemetry(many.state)[0].share.shape == (3,)
+    assert jnp.shape(proxvi.telemetry(many.state)[0].share) == (3,)
     one = svi.run(keys[1], 200, progress_bar=False)
     np.testing.assert_allclose(many.losses[1], one.losses, rtol=1e-3)
 
@@ -529,7 +537,7 @@ def test_run_works_within_vmap() -> None:
 @pytest.mark.slow
 def test_run_stops_after_too_many_bad_steps_and_names_step_and_parameter() -> None:
     def model() -> None:
-        scale = numpyro.param("scale", 1.0)
+        scale = jnp.asarray(numpyro.param("scale", 1.0))
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
         numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
         # log(scale − 0.9): gradient descent on +log walks down until the logarithm of a negative number
@@ -540,7 +548,7 @@ def test_run_stops_after_too_many_bad_steps_and_names_step_and_parameter() -> No
         svi.run(KEY, 2_000, progress_bar=False)
 
     def bad_gradient() -> None:
-        weird = numpyro.param("weird", 0.0)
+        weird = jnp.asarray(numpyro.param("weird", 0.0))
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
         numpyro.sample("x", dist.Normal(loc, 1.0), obs=1.0)
         numpyro.factor("root", jnp.sqrt(weird**2))
@@ -632,7 +640,8 @@ def test_forward_mode_for_models_that_have_no_other() -> None:
         numpyro.sample("x", dist.Normal(2.0 * numpyro.sample("z", dist.Normal(0.0, 1.0)), 1.0), obs=2.0)
 
     def guide() -> None:
-        numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.0), jnp.exp(numpyro.param("log_scale", -1.0))))
+        scale = jnp.exp(jnp.asarray(numpyro.param("log_scale", -1.0)))
+        numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.0), scale))
 
     def fit(forward: bool, model: Any) -> Any:
         svi = proxvi.ProximitySVI(model, guide, optax.adam(0.1), Trace_ELBO(), constraint())
@@ -649,7 +658,8 @@ def test_mutable_state_moves_on_and_stays_where_a_step_was_bad() -> None:
     """As the running averages of a batch norm do."""
 
     def model(x: Any) -> None:
-        count = numpyro.primitives.mutable("count", {"batches": jnp.zeros(())})
+        start: Any = {"batches": jnp.zeros(())}  # NumPyro takes trees, but its type says arrays
+        count: Any = primitives.mutable("count", start)
         count["batches"] = count["batches"] + 1.0
         numpyro.factor("x", -jnp.sum((x - numpyro.sample("z", dist.Normal(0.0, 1.0))) ** 2))
 
@@ -658,6 +668,8 @@ def test_mutable_state_moves_on_and_stays_where_a_step_was_bad() -> None:
     before = state = svi.init(KEY, good)
     for batch in (good, good, bad):
         state, _ = svi.stable_update(state, batch)
+    assert state.mutable_state is not None
+    assert before.mutable_state is not None
     assert state.mutable_state["count"]["batches"] == before.mutable_state["count"]["batches"] + 2
     assert state.skipped.total == 1
     assert proxvi.telemetry(state)[0].distance > 0

@@ -51,7 +51,7 @@ def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path, batch_size: int
         return batch
 
     def fit(folder: Path, callback: Any = None) -> Any:
-        loader = grain.MapDataset.source(records).shuffle(seed=0).batch(batch_size).map(note).to_iter_dataset()
+        loader = grain.MapDataset.source(list(records)).shuffle(seed=0).batch(batch_size).map(note).to_iter_dataset()
 
         def model(x: Any) -> None:
             mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), 10.0).to_event(1))

@@ -2,7 +2,7 @@
 
 import sys
 
-import faults  # pyright: ignore[reportMissingImports]
+import faults
 import grain
 import jax
 
@@ -26,5 +26,5 @@ if __name__ == "__main__":
     rows = faults.data()
     fit(100, rows, f"{folder}-arrays.jsonl", batch_size=100, mesh=mesh)
     # Each process streams the rows that it owns, in an order of its own, half a batch at a time.
-    stream = grain.MapDataset.source(rows[number::2]).shuffle(seed=number).repeat().batch(50).to_iter_dataset()
+    stream = grain.MapDataset.source(list(rows[number::2])).shuffle(seed=number).repeat().batch(50).to_iter_dataset()
     fit(STEPS, stream, f"{folder}.jsonl", mesh=mesh, checkpointing=proxvi.Checkpointing(folder, every=0.0))

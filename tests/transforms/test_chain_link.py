@@ -34,12 +34,12 @@ def test_update_equation_by_hand() -> None:
         # L(λ) = −λ, so ∇(−L) = 1. At step 0, λ̃ = λ = 3: the constraint is silent. λ_1 = 3 − 0.1 = 2.9.
         updates, state = optimizer.update(jnp.ones((), jnp.float64), state, params)
         params = optax.apply_updates(params, updates)
-        np.testing.assert_allclose(params, 2.9, rtol=1e-15)
+        np.testing.assert_allclose(jnp.asarray(params), 2.9, rtol=1e-15)
         # λ̃ = ½·3 + ½·2.9 = 2.95, f(λ̃) = 8.7025, f(λ) = 8.41, ∇d ∇f = 2(8.41 − 8.7025)·2·2.9 = −3.393.
         # λ_2 = 2.9 − 0.1 (1 + 2·(−3.393)) = 3.4786.
         updates, state = optimizer.update(jnp.ones((), jnp.float64), state, params)
         params = optax.apply_updates(params, updates)
-        np.testing.assert_allclose(params, 3.4786, rtol=1e-14)
+        np.testing.assert_allclose(jnp.asarray(params), 3.4786, rtol=1e-14)
         (report,) = proxvi.telemetry(state)
         np.testing.assert_allclose(report.distance, (8.41 - 8.7025) ** 2, rtol=1e-12)
         np.testing.assert_allclose(report.magnitude, 2.0)
@@ -155,12 +155,14 @@ def test_magnitude_follows_the_schedule_of_the_paper() -> None:
 
 
 def test_a_magnitude_that_turns_nan_is_not_hidden() -> None:
-    link = proxvi.proximity(proxvi.identity, magnitude=lambda step: jnp.where(step < 1, 1.0, jnp.nan), relative=False)
+    link = proxvi.proximity(
+        proxvi.identity, magnitude=lambda step: jnp.where(jnp.less(step, 1), 1.0, jnp.nan), relative=False
+    )
     params = jnp.ones(2)
     updates, state = link.update(params, link.init(params), params)
-    assert np.all(np.isfinite(updates))
+    assert np.all(np.isfinite(jnp.asarray(updates)))
     updates, state = link.update(params, state, params)
-    assert np.all(np.isnan(updates))
+    assert np.all(np.isnan(jnp.asarray(updates)))
 
 
 def test_no_gradient_reaches_the_prior() -> None:
@@ -174,8 +176,7 @@ def test_no_gradient_reaches_the_prior() -> None:
     zeros = jax.tree.map(jnp.zeros_like, params)
     _, state = link.update(zeros, link.init(params), params)
     updates, _ = link.update(zeros, state, {"q": jnp.array(2.0), "prior": jnp.array(-1.0)})
-    assert updates["q"] != 0
-    assert updates["prior"] == 0
+    assert jax.tree.map(lambda update: bool(update != 0), updates) == {"q": True, "prior": False}
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_hundred_starts_under_vmap_inside_scan_compile_once() -> None:
     final, state, _ = run(starts)
     run(starts + 1.0)
     assert traces == 1
-    assert proxvi.telemetry(state)[0].share.shape == (100,)
+    assert jnp.shape(proxvi.telemetry(state)[0].share) == (100,)
     np.testing.assert_allclose(final, 2.0, atol=1e-2)
     link = proxvi.proximity(
         bernoulli_entropy, magnitude=optax.exponential_decay(1.0, 500, 1e-10), reference=proxvi.statistic_average()
@@ -229,7 +230,7 @@ def test_vmap_over_magnitudes() -> None:
     def pull(magnitude: jax.Array) -> jax.Array:
         link = proxvi.proximity(proxvi.identity, magnitude=magnitude, distance=proxvi.squared, relative=False)
         _, state = link.update(jnp.zeros(1), link.init(params), params)
-        return link.update(jnp.zeros(1), state, later)[0]
+        return jnp.asarray(link.update(jnp.zeros(1), state, later)[0])
 
     pulls = jax.vmap(pull)(jnp.array([0.0, 1.0, 2.0]))
     np.testing.assert_allclose(pulls[2], 2 * pulls[1], rtol=1e-6)
@@ -263,6 +264,7 @@ def test_sharded_batch_gives_the_updates_of_one_device() -> None:
             params, state = carry
             grads = jax.grad(lambda p: jnp.mean((batch @ p - 1.0) ** 2))(params)
             updates, state = link.update(grads, state, params, batch=batch)
+            updates = jnp.asarray(updates)
             return (params - 0.1 * updates, state), (updates, updates - grads)
 
         return jax.lax.scan(step, (params, link.init(params)), length=20)[1]
@@ -314,6 +316,7 @@ def test_state_keeps_its_structure_and_dtypes_for_low_precision_parameters() -> 
         params = jnp.ones(4, jnp.bfloat16)
         state = link.init(params)
         updates, after = link.update(params, state, params)
+        assert isinstance(updates, jax.Array)
         assert updates.dtype == jnp.bfloat16
         described = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, after)]
         assert described[0] == described[1]
