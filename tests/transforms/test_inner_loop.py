@@ -70,7 +70,7 @@ def test_quadratic_statistic_reaches_the_closed_form_maximiser() -> None:
             max_iterations=10_000,
         )
         start = jnp.asarray(params)
-        step, _ = optimizer.update(jnp.asarray(gradient), optimizer.init(start), start)
+        step, _ = jax.jit(optimizer.update)(jnp.asarray(gradient), optimizer.init(start), start)
         # −U'(λ') = g + (λ' − λ)/ρ + 4k λ'(λ'² − λ²)
         roots = np.roots([4 * k, 0.0, 1 / rho - 4 * k * params**2, gradient - params / rho])
         (expected,) = roots[np.abs(roots.imag) < 1e-12].real
@@ -88,7 +88,7 @@ def test_kl_proximal_step_of_a_gaussian_mean_has_its_closed_form() -> None:
             tolerance=1e-13,
         )
         start, gradient = jnp.asarray(1.0), jnp.asarray(2.0)
-        step, _ = optimizer.update(gradient, optimizer.init(start), start)
+        step, _ = jax.jit(optimizer.update)(gradient, optimizer.init(start), start)
         np.testing.assert_allclose(step, -2.0 / (1 / rho + k / scale**2), rtol=1e-6)
 
 
