@@ -31,7 +31,9 @@ def main(steps=1_000_000):
     def model(x):
         nonlocal traces
         traces += 1
-        numpyro.sample("x", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", 100, subsample_size=x.shape[0]):
+            numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
 
     def callback(step, _):
         seen[step] = (resident(), traces)

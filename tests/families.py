@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
@@ -29,7 +30,7 @@ def _gamma(x: Array) -> dist.Distribution:
 
 
 def _multivariate_normal(x: Array) -> dist.Distribution:
-    lower = 0.2 * jnp.tril(jnp.ones((2, 3, 3), x.dtype), -1)
+    lower = jnp.asarray(0.2 * np.tril(np.ones((2, 3, 3)), -1), x.dtype)
     tril = lower + jax.vmap(jnp.diag)(jnp.exp(0.3 * x[1]))
     return dist.MultivariateNormal(x[0], scale_tril=tril)
 

@@ -425,7 +425,7 @@ CASES = [
     ),
     Bad(
         "prior of another event",
-        lambda: proxvi.kl_to_prior(dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), NORMAL),
+        lambda: proxvi.kl_to_prior(dist.MultivariateNormal(jnp.zeros(3), scale_tril=jnp.eye(3)), NORMAL),
         "`q`",
         "same event shape",
         "(3,) of MultivariateNormal and () of Normal",

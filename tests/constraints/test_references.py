@@ -67,8 +67,8 @@ def test_decay_zero_is_the_previous_step() -> None:
         link = proxvi.proximity(
             proxvi.identity, magnitude=1.0, distance=proxvi.squared, reference=reference, relative=False
         )
-        state, pulls = link.init(jnp.array(1.0)), []
+        update, state, pulls = jax.jit(link.update), link.init(jnp.array(1.0)), []
         for params in (1.0, 4.0, 6.0):
-            updates, state = link.update(jnp.array(0.0), state, jnp.array(params))
+            updates, state = update(jnp.array(0.0), state, jnp.array(params))
             pulls.append(float(jnp.asarray(updates)))
         assert pulls == [0.0, 6.0, 4.0]  # 2 (λ_t − λ_{t−1})

@@ -194,7 +194,7 @@ def assert_unbiased(loss: Callable[[Any, Any], Any], params: Any, expected: Any,
     expected = {**expected, "the value itself": value}
     for name, draws in {**grads, "the value itself": losses}.items():
         error = np.std(draws, axis=0) / np.sqrt(DRAWS)
-        gap = np.abs(np.mean(draws, axis=0, dtype=np.float64) - expected[name])
+        gap = np.abs(np.mean(np.asarray(draws, np.float64), axis=0) - expected[name])
         assert np.all(gap <= 4 * error + 1e-6), (name, gap / error)
 
 

@@ -98,6 +98,7 @@ def test_truth_lies_within_the_errors_that_are_told(units: tuple[int, ...]) -> N
     assert np.all((np.std(misses, axis=0) > 0.8) & (np.std(misses, axis=0) < 1.25))
 
 
+@pytest.mark.slow
 def test_more_samples_come_to_the_truth() -> None:
     pair, params = network((3, 2))
     elbos, log_likelihoods = exact(params, (3, 2))

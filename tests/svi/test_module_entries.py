@@ -36,7 +36,7 @@ def test_one_step_enters_few_modules_and_none_more_than_twice(reference: proxvi.
     magnitude = optax.exponential_decay(1.0, 100, 1e-10)
     constraint = proxvi.Proximity(proxvi.entropy, magnitude=magnitude, reference=reference)
     svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.1), Trace_ELBO(), constraint)
-    state = svi.init(jax.random.key(0), x := jnp.array([3.0]))
+    state = jax.eval_shape(svi.init, jax.random.key(0), x := jnp.array([3.0]))
     entered: list[str] = []
 
     def look(frame: FrameType, event: str, _: Any) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,6 @@ from proxvi.training.checkpoints import Checkpoints
 
 from . import faults
 from .common import KEY, ROWS
-
-# Many runs here are too short to let go of the constraint.
-pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
 @pytest.mark.slow
@@ -149,10 +145,8 @@ def test_a_folder_in_which_nothing_is_intact_is_not_taken_for_a_new_one(tmp_path
     for _ in range(2):
         for file in (tmp_path / "checkpoints").glob("*/state/d/*"):
             file.write_bytes(b"")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with pytest.raises(OSError, match=r"nothing but 3000 \(.*\); look at them"):
-                faults.run(tmp_path)
+        with pytest.raises(OSError, match=r"nothing but 3000 \(.*\); look at them"):
+            faults.run(tmp_path)
 
 
 @pytest.mark.slow

@@ -18,9 +18,6 @@ from proxvi.training._chunks import ChunkRunner
 from . import faults
 from .common import KEY, ROWS
 
-# Many runs here are too short to let go of the constraint.
-pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
-
 
 @pytest.mark.slow
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
@@ -93,6 +90,7 @@ def test_warns_if_a_batch_does_not_stand_for_all_rows(recwarn: pytest.WarningsRe
     assert not warnings_of(lambda x: numpyro.plate("rows", x.shape[0]), size=1_000)  # all rows at once
 
 
+@pytest.mark.slow
 def test_memory_is_flat_and_nothing_compiles_twice() -> None:
     ratio, traces = memory.main(steps=100_000)
     assert ratio < 1.05  # 1.02 after 10^6 steps, by hand
