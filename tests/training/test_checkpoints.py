@@ -129,7 +129,7 @@ def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxvi.training._folder_lock.LONGEST_WAIT", 1)
+    monkeypatch.setattr("proxvi.training._orbax_store.LONGEST_WAIT", 1)
     first = OrbaxStore(tmp_path, keep=2)
     with pytest.raises(RuntimeError, match=r"`Checkpointing\.folder` must be a folder that no other run uses"):
         OrbaxStore(tmp_path, keep=2)
@@ -215,12 +215,12 @@ class _MemoryStore:
     def load(self, step: int, like: Any) -> Any:  # noqa: ARG002
         return self.kept[step][0]
 
-    def put_aside(self, step: int) -> str:
+    def mark_damaged(self, step: int) -> str:
         del self.kept[step]
         self.aside.append(f"{step}.damaged")
         return self.aside[-1]
 
-    def put_aside_before(self) -> list[str]:
+    def damaged(self) -> list[str]:
         return self.aside
 
     def close(self) -> None: ...

@@ -12,8 +12,7 @@ from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
 from proxvi._validation import common_length
-from proxvi.training._device_placement import Placement
-from proxvi.training._processes import everyones, local
+from proxvi.training._devices import Placement, gather, local
 from proxvi.training._run_fingerprint import digest, signature
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
@@ -226,7 +225,7 @@ class Stream:
 
     def state(self, step: int) -> list[Json | str | None]:
         """Where the iterator of each process was before the batch of `step`."""
-        return everyones(self._states[step])
+        return gather(self._states[step])
 
     def seek(self, step: int, states: list[Json | None]) -> None:
         """Go from the start to `step`: by the iterator's own state, or by counting."""
@@ -245,4 +244,4 @@ class Stream:
 
     def describe(self) -> Json:
         """What a checkpoint must agree with."""
-        return {"batch": signature(self._first), "batch_digest": everyones(digest(self._first))}
+        return {"batch": signature(self._first), "batch_digest": gather(digest(self._first))}

@@ -8,20 +8,55 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from numpyro.infer import SVI
+from numpyro.infer import ELBO, SVI, Trace_ELBO
 
 from proxvi._typing import Batch, Json, Metrics, Tree
 from proxvi._validation import common_length
-from proxvi.svi import ProximitySVIState, guarded_update, stays_finite, warn_if_unweighted
+from proxvi.estimators import OrderedTraceELBO, as_scheduled, with_elbo
+from proxvi.svi import ProximitySVI, ProximitySVIState, guarded_update, stays_finite, warn_if_unweighted, with_loss
 from proxvi.training._batches import make_source
-from proxvi.training._chunk_pacing import ChunkPacer
-from proxvi.training._device_placement import Placement
-from proxvi.training._processes import from_process_zero
-from proxvi.training._reproducible import start_reproducibly
+from proxvi.training._devices import Placement, from_process_zero
 from proxvi.training._run_fingerprint import describe
 
 Update = Callable[..., tuple[ProximitySVIState, Array]]
 Chunk = tuple[ProximitySVIState, Array, Array]  # the state after it, its losses, and whether all stayed finite
+
+
+class ChunkPacer:
+    """Chunks of about a second, which end where a report is due.
+
+    Several processes must take the same number of steps, so there every chunk goes up to the next report.
+
+    Args:
+        report_every: steps between two reports.
+        num_steps: of the whole run.
+    """
+
+    def __init__(self, report_every: int, num_steps: int) -> None:
+        self._report_every, self._num_steps = report_every, num_steps
+        self.longest = min(report_every, num_steps)
+        self._adapts, self._chunks = jax.process_count() == 1, 0
+        self._pace = min(10, self.longest) if self._adapts else self.longest
+        self.steps_per_second = 0.0
+
+    def limit(self, step: int) -> int:
+        """The most steps that the chunk after `step` may take."""
+        return min(self._report_every - step % self._report_every, self._num_steps - step, self._pace)
+
+    def record(self, length: int, seconds: float) -> None:
+        """Adapt to the time that a chunk took."""
+        self._chunks += 1
+        self.steps_per_second = length / seconds
+        if self._adapts and self._chunks > 1:  # the first one compiles
+            self._pace = max(1, min(self.longest, int(self.steps_per_second)))
+
+    def reports_at(self, step: int) -> bool:
+        """Whether a report is due after `step` steps."""
+        return step % self._report_every == 0 or step == self._num_steps
+
+    def report_before(self, step: int) -> int:
+        """The step of the last report before that of `step`; 0 if there was none."""
+        return (step - 1) // self._report_every * self._report_every
 
 
 class ChunkRunner:
@@ -84,12 +119,7 @@ class ChunkRunner:
             return measured, losses, stays_finite(before, state)
 
         everywhere = self._placement.everywhere
-        program = jax.jit(advance) if everywhere is None else jax.jit(advance, out_shardings=everywhere)
-
-        def call(state: ProximitySVIState, feed: Tree, *numbers: int) -> Chunk:
-            return program(state, feed, *map(jnp.asarray, numbers))
-
-        return call
+        return jax.jit(advance) if everywhere is None else jax.jit(advance, out_shardings=everywhere)
 
     def run(self, step: int, pacer: ChunkPacer) -> np.ndarray:
         """Take the chunk of steps after `step`; returns their losses."""
@@ -157,3 +187,40 @@ class ChunkRunner:
             **describe(self.svi, self._key, self.state, self._first),
             "devices": self._placement.num_devices,
         }
+
+
+def start_reproducibly(svi: SVI, key: Array, batch: Batch) -> tuple[ProximitySVI, ProximitySVIState]:
+    """The same inference, whose losses have the same bits in every process, and its first state.
+
+    The caller's `svi` is initialised too, so it can read the result and go on with it.
+    """
+    if type(svi) is SVI:  # without a constraint the steps are the same, and those that are not finite are left out
+        given = ProximitySVI(svi.model, svi.guide, svi.optim, svi.loss, (), **svi.static_kwargs)
+    elif isinstance(svi, ProximitySVI):
+        given = svi
+    else:
+        raise TypeError(f"`svi` must be a ProximitySVI or NumPyro's SVI, got {type(svi).__name__}; make one of it.")
+    state = given.init(key, *batch)
+    svi.constrain_fn = given.constrain_fn  # of NumPyro's SVI, which `init` has not seen
+    loss = ordered(given.loss)
+    if loss is given.loss:
+        return given, state
+    inference = with_loss(given, loss)  # copies what `init` has found out
+    if as_scheduled(loss).relative:
+        state = state._replace(first_loss=jnp.abs(inference.evaluate(state, *batch)))  # `init` has another order
+    return inference, state
+
+
+def ordered(loss: ELBO) -> ELBO:
+    """The same ELBO, with its sites added up in one order; NumPyro's `Trace_ELBO` has another in each process."""
+    elbo = as_scheduled(loss).elbo
+    if type(elbo) is not Trace_ELBO or not elbo.sum_sites:
+        return loss
+    return with_elbo(
+        loss,
+        OrderedTraceELBO(
+            num_particles=elbo.num_particles,
+            vectorize_particles=elbo.vectorize_particles,  # pyright: ignore[reportArgumentType]
+            multi_sample_guide=elbo.multi_sample_guide,
+        ),
+    )

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
 from proxvi.svi import ProximitySVI, ProximitySVIState
-from proxvi.training._processes import local
+from proxvi.training._devices import local
 
 
 def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Batch) -> Json:
@@ -46,11 +45,6 @@ def digest(tree: Tree) -> str:
     for leaf in jax.tree.leaves(tree):
         total.update(np.ascontiguousarray(leaf).tobytes())
     return total.hexdigest()
-
-
-def is_key(x: object) -> bool:
-    """Whether these are typed random keys, whose bytes NumPy cannot read."""
-    return isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def equations(program: Tree) -> Iterator[str]:

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from proxvi._typing import Json, Leaves, Tree
-from proxvi.training._processes import local
-from proxvi.training._run_fingerprint import is_key, signature
+from proxvi.training._devices import is_key, local
+from proxvi.training._run_fingerprint import signature
 
 __all__ = ["ConfigurationError"]
 
@@ -61,11 +61,11 @@ class CheckpointStore(Protocol):
         """The leaves of a checkpoint, placed on devices as those of `like`."""
         ...
 
-    def put_aside(self, step: int) -> str:
+    def mark_damaged(self, step: int) -> str:
         """Rename a damaged checkpoint, so that `steps` leaves it out; returns its new name."""
         ...
 
-    def put_aside_before(self) -> list[str]:
+    def damaged(self) -> list[str]:
         """The names of damaged checkpoints."""
         ...
 
@@ -122,14 +122,14 @@ class Checkpoints:
                 failures[step] = (str(error).splitlines() or [type(error).__name__])[0][:200]
             else:
                 for damaged, reason in failures.items():
-                    name = self._store.put_aside(damaged)
+                    name = self._store.mark_damaged(damaged)
                     warnings.warn(
                         f"checkpoint {damaged} in {self.location} is damaged ({reason}): put aside as {name}, taking "
                         "the one before it.",
                         stacklevel=4,
                     )
                 return restored
-        unread = [f"{step} ({reason})" for step, reason in failures.items()] + self._store.put_aside_before()
+        unread = [f"{step} ({reason})" for step, reason in failures.items()] + self._store.damaged()
         if unread:
             raise OSError(
                 f"`Checkpointing.folder` must have an intact checkpoint or none at all, got {self.location!r} with "

@@ -3,8 +3,11 @@
 import logging
 import signal
 import sys
+import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from types import FrameType
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +19,10 @@ from numpyro.infer.svi import SVIRunResult
 from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_integer
 from proxvi.svi import raise_if_stopped, warn_if_held
-from proxvi.training._chunk_pacing import ChunkPacer
-from proxvi.training._chunks import ChunkRunner
-from proxvi.training._metrics import MetricsLog
+from proxvi.training._chunks import ChunkPacer, ChunkRunner
+from proxvi.training._devices import agree
 from proxvi.training._orbax_store import OrbaxStore
-from proxvi.training._processes import agree
-from proxvi.training._progress import Progress
-from proxvi.training._progress_bar import postfix, progress_bar
-from proxvi.training._signals import stop_signals
+from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
 from proxvi.training.checkpoints import Checkpoints
 from proxvi.training.options import Checkpointing, Reporting, Validation
 
@@ -121,7 +120,7 @@ def fit(
         if checkpoints is not None and progress.step and not bar.disable:
             message = f"resumed at step {progress.step} of {num_steps} from {checkpoints.location}"
             bar.write(message, file=sys.stderr)
-        received = stack.enter_context(stop_signals(caught=checkpoints is not None))
+        received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
 
         while progress.step < num_steps and (patience is None or progress.waited < patience):
             started = time.perf_counter()
@@ -196,3 +195,31 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -
         )
     runner.resume(restored.step, restored.tree["state"], restored.notes["data"])
     progress.resume(restored.step, restored.tree["losses"], restored.notes["fit"])
+
+
+@contextmanager
+def _stop_signals(*, caught: bool) -> Iterator[list[int]]:
+    """A list that fills with the signals received; a second signal of one kind acts at once.
+
+    Python allows only the main thread to catch signals. In any other thread the list stays empty.
+
+    Args:
+        caught: whether to catch them at all.
+    """
+    received: list[int] = []
+    if not caught or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
