@@ -235,7 +235,7 @@ def test_any_store_is_verified_and_damage_is_put_aside() -> None:
     assert checkpoints.saved() is None
     assert checkpoints.latest() == 2
     store.kept[2][0]["['weights']"][0] += 1e-6
-    with pytest.warns(UserWarning, match=r"checkpoint 2 in memory is damaged \(its contents .*put aside as 2\.damaged"):
+    with pytest.warns(UserWarning, match=r"checkpoint 2 in memory is damaged \(its contents .*renamed to 2\.damaged"):
         restored = checkpoints.restore(lambda _: {"weights": np.zeros(3, np.float32)})
     assert restored is not None
     assert (restored.step, restored.notes) == (1, {"note": 1})

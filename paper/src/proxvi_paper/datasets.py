@@ -70,7 +70,9 @@ def binarized_mnist(folder: str | os.PathLike[str] | None = None) -> BinarizedMN
             digits = binarized_mnist()
             digits.train.shape, digits.train.dtype  # ((50000, 784), dtype('uint8'))
     """
-    return BinarizedMNIST(*(_read(_find(f"binarized_mnist_{part}.amat", folder, FILES[part]), FILES[part]) for part in FILES))
+    return BinarizedMNIST(
+        *(_read(_find(f"binarized_mnist_{part}.amat", folder, FILES[part]), FILES[part]) for part in FILES)
+    )
 
 
 def _find(name: str, folder: str | os.PathLike[str] | None, file: _File) -> Path:

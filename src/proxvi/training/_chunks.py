@@ -26,10 +26,6 @@ class ChunkPacer:
     """Chunks of about a second, which end where a report is due.
 
     Several processes must take the same number of steps, so there every chunk goes up to the next report.
-
-    Args:
-        report_every: steps between two reports.
-        num_steps: of the whole run.
     """
 
     def __init__(self, report_every: int, num_steps: int) -> None:
@@ -60,18 +56,10 @@ class ChunkPacer:
 
 
 class ChunkRunner:
-    """Takes steps in compiled chunks, and leaves out those that are not finite.
-
-    Args:
-        svi: as for `fit`.
-        key: as for `fit`.
-        data: as for `fit`.
-        batch_size: as for `fit`.
-        longest: the most steps of a chunk.
-        mesh: as for `fit`.
+    """Takes steps in compiled chunks of at most `longest`, and skips those that are not finite.
 
     Attributes:
-        svi: the same inference, with the same bits in every process.
+        svi: the given one, changed so that its losses have the same bits in every process.
         state: of the inference, after the steps taken.
         source: of the batches.
     """
@@ -90,7 +78,7 @@ class ChunkRunner:
         self.source = make_source(data, batch_size, data_key, longest, self._placement)
         self._first = from_process_zero(self.source.first())
         self.svi, state = start_reproducibly(svi, init_key, self._first)
-        self.state = self._placement.copy(state)
+        self.state = self._placement.replicate(state)
         if batch_size is not None:
             rows = common_length("data", data, "it is the rows' axis")
             warn_if_unweighted(self.svi, self.state, rows, self._first)
@@ -118,8 +106,8 @@ class ChunkRunner:
             measured = jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state)
             return measured, losses, stays_finite(before, state)
 
-        everywhere = self._placement.everywhere
-        return jax.jit(advance) if everywhere is None else jax.jit(advance, out_shardings=everywhere)
+        replicated = self._placement.replicated
+        return jax.jit(advance) if replicated is None else jax.jit(advance, out_shardings=replicated)
 
     def run(self, step: int, pacer: ChunkPacer) -> np.ndarray:
         """Take the chunk of steps after `step`; returns their losses."""
@@ -130,15 +118,17 @@ class ChunkRunner:
         self.source.fetch_ahead(after, pacer.limit(after))
         losses = np.asarray(losses)[:length]  # waits; sliced here, because each length would compile a slice of its own
         if not (finite and np.all(np.isfinite(losses))):
-            state, losses = self._leave_out(feed, step, length, measure)
+            state, losses = self._skip_bad_steps(feed, step, length, measure)
         self.state = state
         return losses
 
-    def _leave_out(self, feed: Tree, step: int, length: int, measure: bool) -> tuple[ProximitySVIState, np.ndarray]:
-        """Take the same steps without the bad ones.
+    def _skip_bad_steps(
+        self, feed: Tree, step: int, length: int, measure: bool
+    ) -> tuple[ProximitySVIState, np.ndarray]:
+        """Take the same steps, and skip those that are not finite.
 
-        Only the bad ones go through the guarded program, which rounds differently. So the good ones have the bits that
-        they would have in any other chunk.
+        Only those go through the guarded program, which rounds differently. So the good steps have the same bits as in
+        any other chunk.
         """
         state, done, losses = self.state, 0, np.empty(length, jnp.result_type(float))
         while done < length:
@@ -156,8 +146,8 @@ class ChunkRunner:
                 probe = (good + bad) // 2
             after, _, _ = self._plain(state, feed, step, done, good, False)
             done += good
-            state, left_out, _ = self._guarded(after, feed, step, done, 1, measure and done + 1 == length)
-            losses[done] = left_out[0]
+            state, skipped_loss, _ = self._guarded(after, feed, step, done, 1, measure and done + 1 == length)
+            losses[done] = skipped_loss[0]
             done += 1
             # The run stops here; a good step after it would reset the count.
             if jax.device_get(state.skipped.in_a_row) >= self.svi.max_skipped_in_a_row:
@@ -166,7 +156,7 @@ class ChunkRunner:
 
     def resume(self, step: int, state: ProximitySVIState, source_state: Tree) -> None:
         """Go on from a checkpoint."""
-        self.state = self._placement.copy(state)
+        self.state = self._placement.replicate(state)
         self.source.seek(step, source_state)
 
     def evaluate(self, data: Batch) -> float:
@@ -174,7 +164,7 @@ class ChunkRunner:
         return float(self._evaluate(self.state, self._validation_key, data))
 
     def telemetry(self) -> Metrics:
-        """What the constraints did, and how many steps were left out."""
+        """What the constraints did, and how many steps were skipped."""
         reports = [jax.device_get(c.telemetry) for c in self.state.constraints]
         values = {name: [float(getattr(r, name)) for r in reports] for name in ("magnitude", "distance", "share")}
         found = {name: v[0] if len(v) == 1 else v for name, v in values.items() if v}
@@ -190,11 +180,11 @@ class ChunkRunner:
 
 
 def start_reproducibly(svi: SVI, key: Array, batch: Batch) -> tuple[ProximitySVI, ProximitySVIState]:
-    """The same inference, whose losses have the same bits in every process, and its first state.
+    """An inference whose losses have the same bits in every process, and its first state.
 
-    The caller's `svi` is initialised too, so it can read the result and go on with it.
+    The caller's `svi` is initialised too, so `svi.get_params` and `svi.update` accept the result.
     """
-    if type(svi) is SVI:  # without a constraint the steps are the same, and those that are not finite are left out
+    if type(svi) is SVI:  # the same steps, but those that are not finite are skipped
         given = ProximitySVI(svi.model, svi.guide, svi.optim, svi.loss, (), **svi.static_kwargs)
     elif isinstance(svi, ProximitySVI):
         given = svi

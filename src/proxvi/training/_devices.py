@@ -1,4 +1,4 @@
-"""Devices and processes: where arrays are, and what all processes must agree on."""
+"""Several devices and several processes."""
 
 import json
 
@@ -12,7 +12,7 @@ from proxvi._typing import Batch, Json, Tree
 
 
 class Placement:
-    """Copies of the parameters on every device, and batches split along the first axis of a mesh.
+    """Parameters are replicated on all devices; batches are sharded along the first axis of a mesh.
 
     Args:
         mesh: None for one device.
@@ -22,31 +22,31 @@ class Placement:
         # XLA propagates the shardings, whatever type the axes of the caller's mesh have.
         self._mesh = None if mesh is None else Mesh(mesh.devices, mesh.axis_names)
         self.num_devices = 1 if mesh is None else mesh.size
-        self.num_parts = 1 if mesh is None else mesh.devices.shape[0]  # of a batch
-        self.everywhere = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
+        self.num_parts = 1 if mesh is None else mesh.devices.shape[0]  # that a batch is sharded into
+        self.replicated = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
 
-    def copy(self, tree: Tree) -> Tree:
-        """Copy a tree to every device."""
-        everywhere = self.everywhere
-        if everywhere is None:
+    def replicate(self, tree: Tree) -> Tree:
+        """Copy a tree to all devices."""
+        replicated = self.replicated
+        if replicated is None:
             return jax.tree.map(jnp.asarray, tree)
 
         def one(x: Tree) -> jax.Array:
             if is_key(x):
                 return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-            return jax.make_array_from_process_local_data(everywhere, np.asarray(local(x)), np.shape(x))
+            return jax.make_array_from_process_local_data(replicated, np.asarray(local(x)), np.shape(x))
 
         return jax.tree.map(one, tree)
 
-    def split(self, batch: Tree) -> Tree:
-        """Split a batch; runs on the devices."""
+    def shard(self, batch: Tree) -> Tree:
+        """Shard a batch; runs on the devices."""
         if self._mesh is None:
             return batch
         rows = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
         return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), batch)
 
-    def split_stack(self, stack: Tree) -> Tree:
-        """Split a stack of batches, of which each process has its own part."""
+    def shard_stack(self, stack: Tree) -> Tree:
+        """Shard a stack of batches, of which each process has its own part."""
         if self._mesh is None:
             return jax.tree.map(jnp.asarray, stack)
         rows = NamedSharding(self._mesh, PartitionSpec(None, self._mesh.axis_names[0]))
@@ -63,7 +63,7 @@ def agree(stop: bool, save: bool) -> tuple[bool, bool]:
 
 
 def gather(value: Json | str | None) -> list[Json | str | None]:
-    """The `value` of every process, in each of them."""
+    """The list of the values of all processes."""
     if jax.process_count() == 1:
         return [value]
     own = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -74,7 +74,7 @@ def gather(value: Json | str | None) -> list[Json | str | None]:
 
 
 def from_process_zero(batch: Batch) -> Batch:
-    """The batch of process 0, in each of them."""
+    """The batch of process 0, broadcast to all."""
     return batch if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(batch)
 
 

@@ -17,10 +17,10 @@ LONGEST_WAIT = 60  # seconds for another run to leave the folder
 
 
 class OrbaxStore(CheckpointStore):
-    """A folder that Orbax writes to: in the background, and a checkpoint is complete or not there at all.
+    """A folder that Orbax writes to, in the background. A checkpoint is complete or does not exist.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         keep: how many of the latest checkpoints to keep.
     """
 
@@ -94,10 +94,10 @@ class OrbaxStore(CheckpointStore):
 
 
 def lock_folder(folder: Path) -> TextIO:
-    """The lock file, open: no other process can lock the folder until it is closed, or until this process ends.
+    """The open lock file: no other process can lock the folder until it is closed, or until this process ends.
 
     Orbax removes unfinished checkpoints when it opens a folder, so two runs must not share one. A run that received
-    SIGTERM may still be saving when it is started again. Then the new one waits.
+    SIGTERM may still be saving when it is started again, so the new one waits.
     """
     file = (folder / ".lock").open("w")
     try:

@@ -38,7 +38,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, that before a restart included."""
+        """Time spent on the run, including that before a restart."""
         return time.monotonic() - self.started
 
     @property
@@ -62,8 +62,8 @@ class Progress:
 
         Args:
             elbo: of the held-out data.
-            shares: of each constraint in the gradient. While a constraint is active, the ELBO may stand still or fall;
-                that is no reason to stop.
+            shares: of each constraint in the gradient. While a constraint is active, the ELBO may fall, and that is no
+                reason to stop.
         """
         better = bool(np.isfinite(elbo)) and (self.best is None or elbo > self.best)
         self.waited = 0 if better or np.any(np.asarray(shares) > ACTIVE) else self.waited + 1
@@ -81,10 +81,10 @@ class Progress:
 
 
 class MetricsLog:
-    """Metrics of a run, written by process 0 for all.
+    """Writes the metrics of a run; only process 0 does.
 
     Args:
-        path: of the file of JSON lines; None writes none.
+        path: of a file of JSON lines; None writes no file.
         callback: called with the step and the metrics.
     """
 
@@ -120,7 +120,7 @@ class MetricsLog:
             self._callback(step, metrics)
 
     def saved(self, checkpoint: tuple[int, str] | None) -> None:
-        """Note a checkpoint that is complete on disk: its step and where it is."""
+        """Write a line for a checkpoint that is complete on disk: its step and path."""
         if checkpoint is not None:
             step, path = checkpoint
             self._write({"step": step, "checkpoint": path})
@@ -132,14 +132,14 @@ class MetricsLog:
 
 
 def _plain(value: object) -> object:
-    """What JSON can hold: it knows no NaN and no infinity."""
+    """JSON has no NaN and no infinity."""
     if isinstance(value, list):
         return [_plain(x) for x in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def progress_bar(wanted: bool | None, num_steps: int, step: int) -> tqdm.tqdm:
-    """A bar that stands at `step`; None shows it on a terminal. Only process 0 shows one."""
+    """A progress bar, at `step`. None shows it on a terminal; only process 0 shows it."""
     shown = (sys.stderr.isatty() if wanted is None else wanted) and jax.process_index() == 0
     return tqdm.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
 

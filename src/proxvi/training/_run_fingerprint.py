@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what a checkpoint must agree with to belong to it."""
+"""The fingerprint of a run. A checkpoint with another fingerprint belongs to another run."""
 
 import hashlib
 import re
@@ -33,7 +33,7 @@ def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Bat
 
 
 def signature(tree: Tree) -> str:
-    """Shapes and dtypes, for a person and for comparison."""
+    """Shapes and dtypes, as text."""
     arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree)]  # nothing leaves the device
     leaves = [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in arrays]
     return ", ".join(leaves) or "none"
