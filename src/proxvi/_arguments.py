@@ -113,7 +113,7 @@ def check_call(updates: ParamTree, params: ParamTree, extra: Mapping[str, Any], 
     """Refuse a call of `update` without the parameters or, if `relative`, without the loss."""
     if params is None:
         raise ValueError(
-            "`params` must be the parameters, got None; the statistic is a function of them: call "
+            "`params` must be given, got None; the statistic is a function of them: call "
             "`optimizer.update(grads, state, params)`."
         )
     check_parameters(params)

@@ -91,9 +91,7 @@ class Starts(NamedTuple):
         elbos = np.asarray(self.elbos, np.float64)
         finite = np.flatnonzero(np.isfinite(elbos))
         if finite.size == 0:
-            raise ValueError(
-                f"`elbos` must have a finite entry, got {elbos.size} that are not finite; look at `traces`."
-            )
+            raise ValueError(f"`elbos` must have a finite entry, got none in {elbos.size}; look at `traces`.")
         order = finite[np.argsort(-elbos[finite], kind="stable")]
         ends = np.flatnonzero(-np.diff(elbos[order]) > tolerance) + 1
         basins = tuple(Basin(float(elbos[group[0]]), group) for group in np.split(order, ends))
