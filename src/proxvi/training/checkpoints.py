@@ -39,30 +39,39 @@ class CheckpointStore(Protocol):
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints."""
+        ...
 
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
         """Begin to save; False if the store has a checkpoint of a later step."""
+        ...
 
     def is_saving(self) -> bool:
         """Whether a save is not complete yet."""
+        ...
 
     def wait(self) -> None:
         """Wait until the latest save is complete; raises its error, if any."""
+        ...
 
     def header(self, step: int) -> object:
         """The header of a checkpoint; if it is damaged, this may be anything."""
+        ...
 
     def load(self, step: int, like: Leaves) -> Leaves:
         """The leaves of a checkpoint, with the shardings of `like`."""
+        ...
 
     def mark_damaged(self, step: int) -> str:
         """Rename a damaged checkpoint, so that `steps` leaves it out; returns its new name."""
+        ...
 
     def damaged(self) -> list[str]:
         """The names of damaged checkpoints."""
+        ...
 
     def close(self) -> None:
         """Stop background work, and let others use the store."""
+        ...
 
 
 class Restored(NamedTuple):
