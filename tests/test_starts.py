@@ -115,7 +115,7 @@ def test_the_report_counts_and_groups() -> None:
 
 def test_what_cannot_be_reported_is_refused() -> None:
     nothing = jnp.full(3, jnp.nan)
-    with pytest.raises(ValueError, match=r"`elbos` must have a finite entry, got 3 without"):
+    with pytest.raises(ValueError, match=r"`elbos` must have a finite entry, got none in 3"):
         Starts(nothing, None, nothing[:, None]).report()
     with pytest.raises(ValueError, match=r"`tolerance` must be above 0, got 0"):
         Starts(jnp.zeros(3), None, jnp.zeros((3, 1))).report(tolerance=0.0)

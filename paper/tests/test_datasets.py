@@ -118,29 +118,6 @@ def test_damaged_files_are_refused(folder: Path, damage: Callable[[Path], object
     assert message in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "must have 2 rows, got 0 and 0 characters after them"),
-        (b"0 1 0\n1 1 2\n", "got '2' as value 2 of row 1"),
-        (b"0 1 0\n1 x 1\n", "got 'x' as value 1 of row 1"),
-        (b"0 1 0\n/ 1 1\n", "got '/' as value 0 of row 1"),  # the character before 0
-        (b"0 1 0\n1,1 1\n", "must have a blank between values, got ',' after value 0 of row 1"),
-        (b"0 1\n1 1 1 0\n", "must have rows of 6 characters, 3 values, got one of 4 in row 0"),
-        (b"0 1 0\n1 1 1 0\n", "got one of 8 in row 1"),
-        (b"0 1 0\n\n1 1 1\n", "got one of 1 in row 1"),
-        (b"0 1 0\n", "must have 2 rows, got 1 and 0 characters after them"),
-        (b"0 1 0\n1 1 1", "must have 2 rows, got 1 and 5 characters after them"),
-        (b"0 1 0\n1 1 1\n0 0 0\n", "must have 2 rows, got 3 and 0"),
-        (b"0 1 0\n1 1 1\n0", "must have 2 rows, got 2 and 1"),
-    ],
-)
-def test_what_is_not_rows_of_zeros_and_ones_is_refused(raw: bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=r"digits\.amat must have") as refusal:
-        datasets._parse(raw, 2, 3, "digits.amat")
-    assert message in str(refusal.value)
-
-
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"`folder` must hold .* got .*nowhere.*leave `folder` out"):
         datasets.binarized_mnist(tmp_path / "nowhere")

@@ -73,7 +73,7 @@ def test_the_study_of_the_settings_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert printed + "\n\n1 result files of other" in figure_1.report_settings(tmp_path / "settings")
     for grid in (figure_1.Grid, figure_1.SettingsGrid):
         with pytest.raises(ValueError, match="`starts` must not be a multiple of 8, got 16; 17 has no start on the"):
-            grid(starts=16)
+            grid(starts=16).trials()
 
 
 def test_our_result_files_are_found_by_their_trials() -> None:

@@ -1,4 +1,4 @@
-"""Arguments of a statistic, found by name in its signature; and checks of what an Optax `update` was given."""
+"""The arguments of a statistic, by the names in its signature; checks of the arguments of an Optax `update`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         required: names without a default.
-        optional: names with the default None: they are filled in where there is a value.
-        everything: whether the statistic takes `**kwargs`, and with it whatever there is.
+        optional: names with the default None, which are passed if there is a value.
+        everything: whether the statistic takes `**kwargs`, and so all arguments.
         example: values or shapes by name, for `init`, which sees no batch.
     """
 
@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, statistic: Statistic, example: Mapping[str, Tree] | None = None) -> "Arguments":
-        """Read them off the signature."""
+        """Read the signature of a statistic."""
         if example is not None and not isinstance(example, Mapping):
             raise TypeError(
                 f"`example` must be a dictionary of arguments by name, got {type(example).__name__}; write "
@@ -85,8 +85,7 @@ class Arguments(NamedTuple):
     def bind(self, statistic: Statistic, params: ParamTree, extra: Mapping[str, Tree]) -> Callable[[ParamTree], Tree]:
         """The statistic as a function of the parameters alone, in the dtypes of `params`.
 
-        A float32 average of bfloat16 parameters is cast back. Otherwise the two sides would differ by rounding where
-        the parameters agree.
+        A float32 average of bfloat16 parameters is cast back. Otherwise equal parameters would differ by rounding.
         """
         missing = [name for name in self.required if name not in extra]
         if missing:
@@ -114,7 +113,7 @@ def check_call(updates: ParamTree, params: ParamTree, extra: Mapping[str, Any], 
     """Refuse a call of `update` without the parameters or, if `relative`, without the loss."""
     if params is None:
         raise ValueError(
-            "`params` must be given, got None, because the statistic is a function of them; call "
+            "`params` must be given, got None; the statistic is a function of them: call "
             "`optimizer.update(grads, state, params)`."
         )
     check_parameters(params)
@@ -127,7 +126,7 @@ def check_call(updates: ParamTree, params: ParamTree, extra: Mapping[str, Any], 
         return
     if extra.get("value") is None:
         raise ValueError(
-            "`value` must be the loss, got None, because the magnitude is relative to the first one; call "
+            "`value` must be the loss, got None; the magnitude is relative to the first loss: call "
             "`optimizer.update(grads, state, params, value=loss)`, or set `relative=False` and give the magnitude "
             "in absolute units."
         )

@@ -1,7 +1,4 @@
-"""Types that say what an argument is.
-
-JAX has no static type for a tree of arrays, so some of these are `Any` under a name that tells a reader more.
-"""
+"""Names of types. JAX has no static type for a tree of arrays, so some of these are `Any` under another name."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +9,9 @@ import numpyro.distributions as dist
 from jax import Array
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool as Bool
+    from jaxtyping import Float as Float
+    from jaxtyping import Int as Int
 else:
 
     class _Unchecked:
@@ -23,26 +22,6 @@ else:
 
     _jaxtyping = sys.modules.get("jaxtyping")
     Bool, Float, Int = (getattr(_jaxtyping, name, _Unchecked) for name in ("Bool", "Float", "Int"))
-
-__all__ = [
-    "Batch",
-    "Bool",
-    "Distance",
-    "Distribution",
-    "Float",
-    "Guide",
-    "Int",
-    "Json",
-    "Leaves",
-    "Metrics",
-    "Model",
-    "ParamTree",
-    "Params",
-    "Scalar",
-    "Statistic",
-    "Trace",
-    "Tree",
-]
 
 Distribution = dist.Distribution
 Tree = Any  # arrays, or distributions, nested in any way that JAX knows

@@ -1,7 +1,7 @@
 """Distances `d(f(λ̃), f(λ))` between the statistic of the reference and the current one.
 
 A distance is a function of two trees of the same structure, reference first. It returns a scalar that is never
-negative, and that is 0 with slope 0 where the two agree.
+negative. Where the two agree, value and slope are 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,13 +47,13 @@ def _inverse_huber(gap: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def squared(reference: Tree, current: Tree) -> Scalar:
-    """Squared Euclidean distance; with the identity statistic it is the proximity of gradient descent itself.
+    """Squared Euclidean distance; with the `identity` statistic, the proximity term of gradient descent.
 
         d(x, y) = Σᵢ (xᵢ − yᵢ)²
 
     Args:
-        reference: the statistic of the reference, a tree of arrays.
-        current: the current statistic, a tree of the same structure and shapes.
+        reference: as for `inverse_huber`.
+        current: as for `inverse_huber`.
 
     Returns:
         The scalar distance, summed over all entries of all leaves.
@@ -71,8 +71,8 @@ def kl(reference: Tree, current: Tree) -> Scalar:
 
         d(q̃, q) = KL(q ‖ q̃)
 
-    Batch axes are averaged and latent axes summed, as everywhere in proxvi. The divergence must have a closed form
-    or a finite support; families without one are constrained through a statistic instead.
+    Batch axes are averaged and latent axes summed, as everywhere in proxvi. The divergence must have a closed form or a
+    finite support. For other families, constrain a statistic.
 
     Args:
         reference: a distribution or a tree of distributions.
@@ -87,66 +87,56 @@ def kl(reference: Tree, current: Tree) -> Scalar:
         2.0
     """
     total = jnp.zeros(())
-    for x, y in _paired(reference, current, name="kl"):
-        if not (isinstance(x, Distribution) and isinstance(y, Distribution)):
+    for at, q_reference, q in _paired(reference, current, name="kl"):
+        if not (isinstance(q_reference, Distribution) and isinstance(q, Distribution)):
             raise TypeError(
-                f"`kl` compares distributions, got {type(y).__name__} at {_name(current, y)}; use the `identity` "
-                "statistic of a distribution, or `inverse_huber` for arrays."
+                f"`kl` compares distributions, got {type(q).__name__} at {at}; use the `identity` statistic of a "
+                "distribution, or `inverse_huber` for arrays."
             )
-        total = total + _divergence(x, y)
+        try:
+            divergence = jnp.sum(_distributions.average_divergence(q, q_reference))
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"`kl` needs a closed form, got {type(_distributions.innermost(q_reference)).__name__}, which has "
+                "none; constrain a statistic of it instead (`entropy` with a key)."
+            ) from error
+        # Rounding can leave −1e−8 where the two agree: clip the value, keep the slope.
+        total = total + (divergence + jax.lax.stop_gradient(jnp.maximum(divergence, 0.0) - divergence))
     return total
-
-
-def _divergence(q_reference: Distribution, q: Distribution) -> Scalar:
-    try:
-        divergence = jnp.sum(_distributions.average_divergence(q, q_reference))
-    except NotImplementedError as error:
-        raise NotImplementedError(
-            f"`kl` needs a closed form, got {type(_distributions.innermost(q_reference)).__name__}, which has none; "
-            "constrain a statistic of it instead (`entropy` with a key)."
-        ) from error
-    # Rounding can leave −1e−8 where the two agree: clip the value, keep the slope.
-    return divergence + jax.lax.stop_gradient(jnp.maximum(divergence, 0.0) - divergence)
 
 
 def _sum_over_gaps(function: Callable[[Array], Array], reference: Tree, current: Tree, *, name: str) -> Scalar:
     total = jnp.zeros(())
-    for x, y in _paired(reference, current, name=name):
+    for at, x, y in _paired(reference, current, name=name):
         if isinstance(x, Distribution) or isinstance(y, Distribution):
             raise TypeError(
-                f"`{name}` compares arrays, got {type(y).__name__} at {_name(current, y)}; use the distance `kl`, or a "
-                "statistic of the distribution such as `entropy`."
+                f"`{name}` compares arrays, got {type(y).__name__} at {at}; use the distance `kl`, or a statistic of "
+                "the distribution such as `entropy`."
             )
         total = total + jnp.sum(function(jnp.asarray(y) - jnp.asarray(x)))
     return total
 
 
-def _paired(reference: Tree, current: Tree, *, name: str) -> Iterator[tuple[Any, Any]]:
-    """The leaves of both trees side by side; trees that cannot be compared are refused."""
-    (before, structure), (now, structure_now) = (
-        jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Distribution)) for tree in (reference, current)
+def _paired(reference: Tree, current: Tree, *, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """The name of each leaf, and the leaf in both trees; trees that cannot be compared are refused."""
+    before, now = (
+        jax.tree.structure(tree, is_leaf=lambda node: isinstance(node, Distribution)) for tree in (reference, current)
     )
-    if structure != structure_now:
+    if before != now:
         raise ValueError(
-            f"`{name}` compares trees of one structure, got {structure} for the reference and {structure_now} now; a "
-            "statistic must return the same structure at every step."
+            f"`{name}` compares trees of one structure, got {before} for the reference and {now} now; a statistic must "
+            "return the same structure at every step."
         )
-    if not now:
+    pairs = list(zip(named_leaves(reference), named_leaves(current), strict=True))
+    if not pairs:
         raise ValueError(
             f"`{name}` needs at least one leaf to compare, got an empty tree; let the statistic return something."
         )
-    for x, y in zip(before, now, strict=True):
-        if _shape(x) != _shape(y):
+    for (_, x), (at, y) in pairs:
+        then, shape = (leaf.shape() if isinstance(leaf, Distribution) else jnp.shape(leaf) for leaf in (x, y))
+        if then != shape:
             raise ValueError(
-                f"`{name}` compares equal shapes, got {_shape(x)} for the reference and {_shape(y)} now at "
-                f"{_name(current, y)}; a statistic must return the same shape at every step (average over the batch)."
+                f"`{name}` compares equal shapes, got {then} for the reference and {shape} now at {at}; a statistic "
+                "must return the same shape at every step (average over the batch)."
             )
-        yield x, y
-
-
-def _name(tree: Tree, leaf: Any) -> str:
-    return next(name for name, other in named_leaves(tree) if other is leaf)
-
-
-def _shape(leaf: Any) -> tuple[int, ...]:
-    return leaf.shape() if isinstance(leaf, Distribution) else jnp.shape(leaf)
+        yield at, x, y

@@ -32,7 +32,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> None:
-    """How much inferences depend on their start: the ELBOs on the way, and the final ones in order.
+    """Plot how much inferences depend on their start: the ELBOs during the run, and the sorted final ones.
 
     Args:
         runs: what `multistart` returned, by name.

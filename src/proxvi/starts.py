@@ -37,7 +37,7 @@ class Sensitivity(NamedTuple):
         worst: the worst finite one.
         share: the share of starts within the tolerance of the best.
         not_finite: how many starts ended without a finite ELBO.
-        basins: groups of starts, the best first; a group ends where the next ELBO is lower by more than the tolerance.
+        basins: groups of starts, the best first. Sorted by ELBO, a gap above the tolerance starts a new group.
     """
 
     tolerance: float
@@ -72,7 +72,7 @@ class Starts(NamedTuple):
     Args:
         elbos: the final ELBO of each start.
         params: the final parameters, with a leading axis of starts.
-        traces: the ELBOs on the way, starts × steps.
+        traces: the ELBOs during the run, starts × steps.
     """
 
     elbos: Float[Array, " starts"]
@@ -83,15 +83,15 @@ class Starts(NamedTuple):
         """How much the result depends on the start.
 
         Args:
-            tolerance: ELBOs that differ by less count as the same, in nats. Choose more than the noise of the final
-                ELBOs.
+            tolerance: ELBOs that differ by less count as the same, in nats. It must be larger than the noise of the
+                final ELBOs.
         """
         if not tolerance > 0:
             raise ValueError(f"`tolerance` must be above 0, got {tolerance}; 2 nats is the default.")
         elbos = np.asarray(self.elbos, np.float64)
         finite = np.flatnonzero(np.isfinite(elbos))
         if finite.size == 0:
-            raise ValueError(f"`elbos` must have a finite entry, got {elbos.size} without; look at `traces`.")
+            raise ValueError(f"`elbos` must have a finite entry, got none in {elbos.size}; look at `traces`.")
         order = finite[np.argsort(-elbos[finite], kind="stable")]
         ends = np.flatnonzero(-np.diff(elbos[order]) > tolerance) + 1
         basins = tuple(Basin(float(elbos[group[0]]), group) for group in np.split(order, ends))
@@ -118,11 +118,11 @@ def multistart(
         params_s, trace_s = optimise(start_s)   for all s at once,   elbo_s = mean of the last entries of trace_s
 
     Args:
-        optimise: a function of one start that returns the final parameters and the ELBOs on the way, the last one that
-            of the result. It is mapped over the starts by `jax.vmap`.
+        optimise: a function of one start. It returns the final parameters and the ELBOs during the run, the last of
+            which is that of the final parameters. It is mapped over the starts by `jax.vmap`.
         starts: random keys, or initial parameters (any pytree), with a leading axis of starts.
-        average_last: how many entries at the end of a trace to average for the final ELBO; more than 1 if the ELBO is
-            a noisy estimate.
+        average_last: the final ELBO is the mean of this many last entries of a trace; take more than 1 if the ELBO is a
+            noisy estimate.
         mesh: devices to spread the starts over; None takes all of them.
 
     Returns:

@@ -403,10 +403,10 @@ def more(x: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_samples": 1}, r"`num_samples` must be an integer of at least 2, got 1; the error comes from"),
+        ({"num_samples": 1}, r"`num_samples` must be an integer of at least 2, got 1; the error is estimated from"),
         ({"num_samples": 2.5}, r"`num_samples` must be an integer .*got 2\.5"),
         ({"num_samples": True}, r"`num_samples` must be an integer .*got True"),
-        ({"chunk": 0}, r"`chunk` must be an integer of at least 1, got 0; less takes less memory"),
+        ({"chunk": 0}, r"`chunk` must be an integer of at least 1, got 0; a smaller one takes less memory"),
         ({"data": X[:0]}, r"`data` must have one leading axis in common.*got lengths \[0\]; write `x\[None\]`"),
         ({"data": (X, X[:5])}, r"`data` must have one leading axis .*got lengths \[5, 10\]"),
         ({"data": np.float32(3.0)}, r"`data` must have one leading axis"),

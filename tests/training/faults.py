@@ -32,8 +32,8 @@ from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
 from proxvi.training._chunks import ChunkRunner
+from proxvi.training._devices import is_key
 from proxvi.training._orbax_store import OrbaxStore
-from proxvi.training._run_fingerprint import is_key
 from proxvi.training.checkpoints import Checkpoints
 
 STEPS, NUM_ROWS = 3_000, 1_000

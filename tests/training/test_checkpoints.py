@@ -125,7 +125,7 @@ def test_state_of_another_shape_or_dtype_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxvi.training._folder_lock.LONGEST_WAIT", 1)
+    monkeypatch.setattr("proxvi.training._orbax_store.LONGEST_WAIT", 1)
     first = OrbaxStore(tmp_path, keep=2)
     with pytest.raises(RuntimeError, match=r"`Checkpointing\.folder` must be a folder that no other run uses"):
         OrbaxStore(tmp_path, keep=2)
@@ -209,12 +209,12 @@ class _MemoryStore:
     def load(self, step: int, like: Any) -> Any:  # noqa: ARG002
         return self.kept[step][0]
 
-    def put_aside(self, step: int) -> str:
+    def mark_damaged(self, step: int) -> str:
         del self.kept[step]
         self.aside.append(f"{step}.damaged")
         return self.aside[-1]
 
-    def put_aside_before(self) -> list[str]:
+    def damaged(self) -> list[str]:
         return self.aside
 
     def close(self) -> None: ...
@@ -229,7 +229,7 @@ def test_any_store_is_verified_and_damage_is_put_aside() -> None:
     assert checkpoints.saved() is None
     assert checkpoints.latest() == 2
     store.kept[2][0]["['weights']"][0] += 1e-6
-    with pytest.warns(UserWarning, match=r"checkpoint 2 in memory is damaged \(its contents .*put aside as 2\.damaged"):
+    with pytest.warns(UserWarning, match=r"checkpoint 2 in memory is damaged \(its contents .*renamed to 2\.damaged"):
         restored = checkpoints.restore(lambda _: {"weights": np.zeros(3, np.float32)})
     assert restored is not None
     assert (restored.step, restored.notes) == (1, {"note": 1})

@@ -141,9 +141,7 @@ def test_bad_arguments_are_refused() -> None:
         proxvi.fit(svi, KEY, 10, [ROWS[:10], ROWS[:10], ROWS[:5]])
     with pytest.raises(ValueError, match="`data` must be arrays or an iterable of batches"):
         proxvi.fit(svi, KEY, 10, [1.0, 2.0])
-    with pytest.raises(
-        TypeError, match=r"`data` must be what the model takes, one argument after the other, got a tuple"
-    ):
+    with pytest.raises(TypeError, match=r"`data` must be the arguments of the model, one after the other, got a tuple"):
         proxvi.fit(svi, KEY, 10, (ROWS, ROWS))
     with pytest.raises(TypeError, match="`svi` must be a ProximitySVI or NumPyro's SVI, got Other"):
         proxvi.fit(type("Other", (SVI,), {})(svi.model, svi.guide, svi.optim, svi.loss), KEY, 10, ROWS)

@@ -23,7 +23,7 @@ import proxvi
         (lambda: proxvi.Checkpointing("f", configuration={"a": {1}}), TypeError, "`configuration` must be JSON, got"),
         (lambda: proxvi.Reporting(every=0), ValueError, "`every` must be an integer of at least 1, got 0; 1 reports"),
         (lambda: proxvi.Validation(np.ones(3), patience=0), ValueError, "`patience` must be an integer of at least 1"),
-        (lambda: proxvi.Validation(patience=2), TypeError, "`data` must be held-out data, .* got nothing"),
+        (lambda: proxvi.Validation(patience=2), TypeError, "`data` must be the arguments of the model, .* got nothing"),
         (lambda: proxvi.Validation((1, 2)), TypeError, "`data` must be .* got a tuple of 2; write `Validation"),
     ],
 )

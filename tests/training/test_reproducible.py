@@ -4,7 +4,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 import proxvi
 from proxvi.estimators import OrderedTraceELBO
-from proxvi.training._reproducible import ordered
+from proxvi.training._chunks import ordered
 
 
 def test_trace_elbo_is_ordered_and_keeps_its_settings() -> None:

@@ -30,8 +30,8 @@ def log_weights(
 ) -> Float[Array, "rows samples"]:
     """`w_ns = log p(x_n, z_s) − log q(z_s | x_n)`.
 
-    Samples of one row that run together share what they have in common, such as the row's inference network. A layer
-    that takes samples to pixels is one matrix product over all rows and samples that run together.
+    Samples of one row that run together share what depends on the row only, such as the inference network. A layer of
+    the model is one matrix product over all rows and samples that run together.
 
     Args:
         params: of the model and the guide.
@@ -93,7 +93,7 @@ def _log_density(trace: Trace) -> Scalar:
 
 
 def check_sites(pair: ModelAndGuide, params: Params, args: tuple[Tree, ...]) -> tuple[str, ...]:
-    """Refuse models for which `log_weights` would not be the likelihood of a row, by the shapes of 1 row and of 2.
+    """Refuse models for which `log_weights` would not be the likelihood of a row: compare the shapes of 1 and 2 rows.
 
     Returns:
         The plates that hold all rows, subsampled to those that the model is given.
@@ -130,7 +130,7 @@ def check_sites(pair: ModelAndGuide, params: Params, args: tuple[Tree, ...]) -> 
             if jnp.size(after[name]["value"]) != 2 * jnp.size(before[name]["value"]):
                 raise ValueError(
                     "`model` and `guide` must give each row latent variables of its own, got "
-                    f"`{name}`, which rows share; make it a parameter."
+                    f"`{name}`, which all rows share; make it a parameter."
                 )
         for name, (size, seen) in ((n, s["args"]) for n, s in before.items() if s["type"] == "plate"):
             if seen in (None, size):

@@ -29,24 +29,24 @@ class Evaluation(NamedTuple):
 
     Attributes:
         elbo: mean of `elbos`.
-        elbo_standard_error: of that mean, as an estimate for all data of this kind: spread of `elbos` over √N.
-        elbo_monte_carlo_error: the part of it that more samples would remove, as an estimate for these data.
+        elbo_standard_error: of that mean as an estimate for new data: standard deviation of `elbos` over √N.
+        elbo_monte_carlo_error: of that mean as an estimate for these data; more samples lower it.
         log_likelihood: mean of `log_likelihoods`.
         log_likelihood_standard_error: as for the ELBO.
         log_likelihood_monte_carlo_error: as for the ELBO; by the delta method, the variance of row n is
             `(S / effective_n − 1) / (S − 1)`. Do not trust it where many k̂ are above 0.7.
         log_likelihood_bias: roughly the bias of `log_likelihood`: minus half the mean of those variances. More samples
-            remove it, more rows do not.
+            lower it, more rows do not.
         effective_sample_size: mean of `effective_sample_sizes`.
-        khat_above: share of rows with k̂ above 0.7, among those whose k̂ is known; NaN if none is. Estimates of such
-            rows rest on too few samples.
+        khat_above: share of rows with k̂ above 0.7, among those whose k̂ is known; NaN if none is. The estimates of such
+            rows depend on a few samples and are not reliable.
         num_samples: `S`.
         elbos: for each row.
         log_likelihoods: for each row.
         effective_sample_sizes: for each row, between 1 and `S`.
         khats: for each row the Pareto k̂ of its weights (PSIS). −∞ if the largest weights are all equal, ∞ if most of
-            them vanish beside the largest. NaN if no Pareto distribution fits, if `S` is below 25, or if `arviz-stats`
-            is missing (the extra `diagnostics`).
+            them are 0 relative to the largest. NaN if no Pareto distribution fits, if `S` is below 25, or if
+            `arviz-stats` is not installed (the extra `diagnostics`).
     """
 
     elbo: float
@@ -95,23 +95,22 @@ def evaluate(
         w_ns = log p(x_n, z_s) − log q(z_s | x_n),   z_s ~ q(z | x_n)
         E[mean_s w_ns] = ELBO(x_n) ≤ E[log mean_s exp w_ns] ≤ log p(x_n)
 
-    The model and the guide see one row at a time, as a batch of 1, and every latent variable must be the row's own.
-    Densities are not scaled: what scales them in training (`handlers.scale`, a subsampled plate of rows) is ignored.
-    If a plate of all rows is subsampled to those given, the index of row n is n. So a guide may have parameters for
-    each row. A sample depends only on the key, on the number of its row and on its own number, so `chunk` and `mesh`
-    change nothing but the rounding.
+    The model and the guide see one row at a time, as a batch of 1. No latent variable may be shared by rows. Densities
+    are not scaled: `handlers.scale` and the scale of a subsampled plate are ignored. In a plate that is subsampled to
+    the given rows, row n has index n, so a guide may have parameters for each row. A sample depends only on the key, on
+    the number of its row and on its own number, so `chunk` and `mesh` change the rounding only.
 
     Args:
         key: for the samples.
         model: a NumPyro model of a batch of rows.
-        guide: its guide, of the same.
+        guide: its guide.
         params: values of all parameters of both, as in `result.params`.
-        data: rows, as the model takes them (a tuple for several arguments).
+        data: the rows, as the argument of the model (a tuple for several arguments).
         num_samples: `S`, samples for each row; the paper takes 5,000.
-        chunk: how many pairs of a row and a sample each device computes at once. It bounds the memory. 250 suit the
-            cache of a CPU; a GPU needs more to be busy.
+        chunk: how many pairs of a row and a sample each device computes at once. It bounds the memory. 250 fit the
+            cache of a CPU; use more on a GPU.
         progress: whether to show a progress bar; None shows it on a terminal.
-        mesh: devices of this process, along whose first axis the rows are spread; None takes all of them.
+        mesh: devices of this process; rows are sharded along its first axis. None takes all devices.
 
     Returns:
         The two means, their errors, and the estimates for each row.
@@ -125,22 +124,22 @@ def evaluate(
         >>> def guide(x):
         ...     with numpyro.plate("data", len(x)):
         ...         numpyro.sample("z", dist.Normal(numpyro.param("slope", 0.5) * x, 0.8))
-        >>> x = jnp.linspace(-2.0, 2.0, 5)  # of which the truth is Normal(0, √2)
+        >>> x = jnp.linspace(-2.0, 2.0, 5)  # marginally Normal(0, √2)
         >>> result = evaluate(jax.random.key(0), model, guide, {"slope": 0.5}, x, num_samples=1_000)
         >>> round(float(dist.Normal(0, 2**0.5).log_prob(x).mean()), 2), round(result.log_likelihood, 2)
         (-1.77, -1.77)
-        >>> result.khat_above  # of rows, whose estimates are not to be trusted; `print(result)` shows all
+        >>> result.khat_above  # the share of rows whose estimate is not reliable; `print(result)` shows all
         0.0
     """
-    check_integer("num_samples", num_samples, at_least=2, remedy="the error comes from their spread")
-    check_integer("chunk", chunk, remedy="less takes less memory, and longer")
+    check_integer("num_samples", num_samples, at_least=2, remedy="the error is estimated from their spread")
+    check_integer("chunk", chunk, remedy="a smaller one takes less memory and more time")
     args: tuple[Tree, ...] = data if isinstance(data, tuple) else (data,)
     rows = common_length("data", args, "write `x[None]` for one row")
     plates = check_sites((model, guide), params, args)
     mesh = Mesh(np.array(jax.local_devices()), "rows") if mesh is None else Mesh(mesh.devices, mesh.axis_names)
     if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
         raise ValueError(
-            "`mesh` must hold devices of this process alone, got some of others; leave it out, and give each process "
+            "`mesh` must hold devices of this process only, got some of others; leave it out, and give each process "
             "rows of its own."
         )
     devices = mesh.devices.shape[0]

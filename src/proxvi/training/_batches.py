@@ -1,4 +1,4 @@
-"""Where batches come from: arrays in memory, or a stream that remembers its place."""
+"""Sources of batches: arrays in memory, or a stream that can be resumed."""
 
 import base64
 import copy
@@ -12,8 +12,7 @@ from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
 from proxvi._validation import common_length
-from proxvi.training._device_placement import Placement
-from proxvi.training._processes import everyones, local
+from proxvi.training._devices import Placement, gather, local
 from proxvi.training._run_fingerprint import digest, signature
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
@@ -25,17 +24,17 @@ def make_source(
     """A source of batches: a `Stream` for one iterable that is no array, `Arrays` for anything else."""
     if len(data) == 1 and isinstance(data[0], tuple):
         raise TypeError(
-            f"`data` must be what the model takes, one argument after the other, got a tuple of {len(data[0])}; "
-            "write `fit(svi, key, num_steps, x, y)`, or make a list of what is to be a stream of batches."
+            f"`data` must be the arguments of the model, one after the other, got a tuple of {len(data[0])}; "
+            "write `fit(svi, key, num_steps, x, y)`, or make the tuple a list if it is a stream of batches."
         )
-    if len(data) == 1 and _is_stream(data[0]):
+    if len(data) == 1 and hasattr(data[0], "__iter__") and not (hasattr(data[0], "dtype") or isinstance(data[0], dict)):
         if batch_size is not None:
             raise ValueError(
                 f"`batch_size` must be None where `data` is an iterable, got {batch_size}; the iterable makes its "
                 "own batches."
             )
-        return Stream(data[0], longest, placement.split_stack)
-    source = Arrays(placement.copy(data), batch_size, key, longest, placement.split)
+        return Stream(data[0], longest, placement.shard_stack)
+    source = Arrays(placement.replicate(data), batch_size, key, longest, placement.shard)
     if (size := batch_size or 0) % placement.num_parts:
         raise ValueError(
             f"`batch_size` must be a multiple of the {placement.num_parts} devices along the first axis of `mesh`, "
@@ -44,24 +43,19 @@ def make_source(
     return source
 
 
-def _is_stream(x: Tree) -> bool:
-    is_array = hasattr(x, "shape") and hasattr(x, "dtype")
-    return not isinstance(x, dict) and not is_array and hasattr(x, "__iter__")
-
-
 class Arrays:
-    """Arrays in memory; every epoch visits each row once, in an order that only the key and the epoch decide.
+    """Arrays in memory; every epoch visits each row once, in an order that depends on the key and the epoch only.
 
     The batch of step t is rows `order_e[B i : B (i + 1)]`, where `e, i = divmod(t, N // B)` and `order_e` is
     `jax.random.permutation(fold_in(key, e), N)`. So a resumed run sees the same batches, and there is nothing to save.
-    The `N % B` rows that an epoch leaves out are other ones in the next.
+    The `N % B` rows that an epoch drops differ from epoch to epoch.
 
     Args:
         arrays: with a common leading axis.
         batch_size: rows of a batch; None takes the whole arrays as one batch.
         key: for the order.
         longest: the most steps of one feed.
-        split: a function that splits a batch over devices.
+        shard: a function that shards a batch over devices.
     """
 
     def __init__(
@@ -70,7 +64,7 @@ class Arrays:
         batch_size: int | None,
         key: Array,
         longest: int,
-        split: Callable[[Tree], Tree] = lambda batch: batch,
+        shard: Callable[[Tree], Tree] = lambda batch: batch,
     ) -> None:
         self.rows = (
             0
@@ -82,7 +76,7 @@ class Arrays:
                 f"`batch_size` must lie between 1 and the {self.rows} rows of the data, got {batch_size}; None "
                 "uses all of them at every step."
             )
-        self.arrays, self.batch_size, self.key, self._split = arrays, batch_size, key, split
+        self.arrays, self.batch_size, self.key, self._shard = arrays, batch_size, key, shard
         self.longest = longest
         self.steps_per_epoch = 1 if batch_size is None else self.rows // batch_size
         # Orders are made for whole blocks of epochs, so that short epochs do not mean short feeds.
@@ -97,7 +91,7 @@ class Arrays:
         return jax.lax.map(order, first + jnp.arange(self._epochs))
 
     def feed(self, step: int, limit: int) -> tuple[Tree, int]:
-        """What `pick` needs from `step` on, and for how many steps it is enough, at most `limit`."""
+        """The input of `pick` from `step` on, and for how many steps it lasts, at most `limit`."""
         if self.batch_size is None:
             return (self.arrays, self._orders), limit
         block, start = divmod(step, self._epochs * self.steps_per_epoch)
@@ -119,14 +113,14 @@ class Arrays:
         del i
         arrays, orders = feed
         if self.batch_size is None:
-            return self._split(arrays)
+            return self._shard(arrays)
         epoch, place = jnp.divmod(step, self.steps_per_epoch)
         start = (epoch % self._epochs, place * self.batch_size)
         rows = jax.lax.dynamic_slice(orders, start, (1, self.batch_size))[0]
-        return self._split(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
+        return self._shard(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), arrays))
 
     def state(self, step: int) -> None:
-        """None: the step says it all."""
+        """None: a batch depends on its step only."""
 
     def seek(self, step: int, state: None) -> None:
         """Go to `step`; nothing to do."""
@@ -143,19 +137,19 @@ class Arrays:
 class Stream:
     """Batches from an iterable, such as a Grain loader; the device gets a few at a time.
 
-    An iterator with `get_state` and `set_state`, as Grain has, is resumed at its place. Any other is started again, and
-    its batches are skipped up to that place. An iterable that ends is started again.
+    An iterator with `get_state` and `set_state`, such as Grain's, resumes from its state. Any other is started again,
+    and the batches that were used before are dropped. An iterable that ends is started again.
 
     Args:
         batches: an iterable of batches; a tuple is several arguments of the model.
         longest: the most steps of one feed.
-        split: a function that splits a stack of batches over devices.
+        shard: a function that shards a stack of batches over devices.
     """
 
     def __init__(
-        self, batches: Iterable[Tree], longest: int, split: Callable[[Tree], Tree] = lambda stack: stack
+        self, batches: Iterable[Tree], longest: int, shard: Callable[[Tree], Tree] = lambda stack: stack
     ) -> None:
-        self._batches, self._split = batches, split
+        self._batches, self._shard = batches, shard
         self._iterator, self._epoch = iter(batches), 0
         self._states = {0: self._position()}
         self._first = first = self._next()
@@ -185,7 +179,9 @@ class Stream:
             )
         batch = batch if isinstance(batch, tuple) else (batch,)
         if not any(np.ndim(x) for x in jax.tree.leaves(batch)):
-            raise ValueError(f"`data` must be arrays or an iterable of batches, got one of {batch!r}; pass an array.")
+            raise ValueError(
+                f"`data` must be arrays or an iterable of batches, got batches of {batch!r}; pass an array."
+            )
         return batch
 
     def first(self) -> Batch:
@@ -217,7 +213,7 @@ class Stream:
                 f"`data` must yield batches of one shape, got {sorted({signature(batch) for batch in batches})}; drop "
                 "the short one at the end of an epoch (`drop_remainder=True` in Grain)."
             ) from error
-        self._feed = (step, self._split(stack), length)
+        self._feed = (step, self._shard(stack), length)
 
     def pick(self, feed: Tree, step: Array, i: Array) -> Batch:
         """The `i`-th batch of a feed; runs on the device."""
@@ -225,8 +221,8 @@ class Stream:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), feed)
 
     def state(self, step: int) -> list[Json | str | None]:
-        """Where the iterator of each process was before the batch of `step`."""
-        return everyones(self._states[step])
+        """The state of the iterator of each process before the batch of `step`."""
+        return gather(self._states[step])
 
     def seek(self, step: int, states: list[Json | None]) -> None:
         """Go from the start to `step`: by the iterator's own state, or by counting."""
@@ -245,4 +241,4 @@ class Stream:
 
     def describe(self) -> Json:
         """What a checkpoint must agree with."""
-        return {"batch": signature(self._first), "batch_digest": everyones(digest(self._first))}
+        return {"batch": signature(self._first), "batch_digest": gather(digest(self._first))}

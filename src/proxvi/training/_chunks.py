@@ -8,35 +8,58 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from numpyro.infer import SVI
+from numpyro.infer import ELBO, SVI, Trace_ELBO
 
 from proxvi._typing import Batch, Json, Metrics, Tree
 from proxvi._validation import common_length
-from proxvi.svi import ProximitySVIState, guarded_update, stays_finite, warn_if_unweighted
+from proxvi.estimators import OrderedTraceELBO, as_scheduled, with_elbo
+from proxvi.svi import ProximitySVI, ProximitySVIState, guarded_update, stays_finite, warn_if_unweighted, with_loss
 from proxvi.training._batches import make_source
-from proxvi.training._chunk_pacing import ChunkPacer
-from proxvi.training._device_placement import Placement
-from proxvi.training._processes import from_process_zero
-from proxvi.training._reproducible import start_reproducibly
+from proxvi.training._devices import Placement, from_process_zero
 from proxvi.training._run_fingerprint import describe
 
 Update = Callable[..., tuple[ProximitySVIState, Array]]
 Chunk = tuple[ProximitySVIState, Array, Array]  # the state after it, its losses, and whether all stayed finite
 
 
-class ChunkRunner:
-    """Takes steps in compiled chunks, and leaves out those that are not finite.
+class ChunkPacer:
+    """Chunks of about a second, which end where a report is due.
 
-    Args:
-        svi: as for `fit`.
-        key: as for `fit`.
-        data: as for `fit`.
-        batch_size: as for `fit`.
-        longest: the most steps of a chunk.
-        mesh: as for `fit`.
+    Several processes must take the same number of steps, so there every chunk goes up to the next report.
+    """
+
+    def __init__(self, report_every: int, num_steps: int) -> None:
+        self._report_every, self._num_steps = report_every, num_steps
+        self.longest = min(report_every, num_steps)
+        self._adapts, self._chunks = jax.process_count() == 1, 0
+        self._pace = min(10, self.longest) if self._adapts else self.longest
+        self.steps_per_second = 0.0
+
+    def limit(self, step: int) -> int:
+        """The most steps that the chunk after `step` may take."""
+        return min(self._report_every - step % self._report_every, self._num_steps - step, self._pace)
+
+    def record(self, length: int, seconds: float) -> None:
+        """Adapt to the time that a chunk took."""
+        self._chunks += 1
+        self.steps_per_second = length / seconds
+        if self._adapts and self._chunks > 1:  # the first one compiles
+            self._pace = max(1, min(self.longest, int(self.steps_per_second)))
+
+    def reports_at(self, step: int) -> bool:
+        """Whether a report is due after `step` steps."""
+        return step % self._report_every == 0 or step == self._num_steps
+
+    def report_before(self, step: int) -> int:
+        """The step of the last report before that of `step`; 0 if there was none."""
+        return (step - 1) // self._report_every * self._report_every
+
+
+class ChunkRunner:
+    """Takes steps in compiled chunks of at most `longest`, and skips those that are not finite.
 
     Attributes:
-        svi: the same inference, with the same bits in every process.
+        svi: the given one, changed so that its losses have the same bits in every process.
         state: of the inference, after the steps taken.
         source: of the batches.
     """
@@ -55,7 +78,7 @@ class ChunkRunner:
         self.source = make_source(data, batch_size, data_key, longest, self._placement)
         self._first = from_process_zero(self.source.first())
         self.svi, state = start_reproducibly(svi, init_key, self._first)
-        self.state = self._placement.copy(state)
+        self.state = self._placement.replicate(state)
         if batch_size is not None:
             rows = common_length("data", data, "it is the rows' axis")
             warn_if_unweighted(self.svi, self.state, rows, self._first)
@@ -83,13 +106,8 @@ class ChunkRunner:
             measured = jax.lax.cond(measure, lambda: self.svi.measure_share(state, *batch), lambda: state)
             return measured, losses, stays_finite(before, state)
 
-        everywhere = self._placement.everywhere
-        program = jax.jit(advance) if everywhere is None else jax.jit(advance, out_shardings=everywhere)
-
-        def call(state: ProximitySVIState, feed: Tree, *numbers: int) -> Chunk:
-            return program(state, feed, *map(jnp.asarray, numbers))
-
-        return call
+        replicated = self._placement.replicated
+        return jax.jit(advance) if replicated is None else jax.jit(advance, out_shardings=replicated)
 
     def run(self, step: int, pacer: ChunkPacer) -> np.ndarray:
         """Take the chunk of steps after `step`; returns their losses."""
@@ -100,15 +118,17 @@ class ChunkRunner:
         self.source.fetch_ahead(after, pacer.limit(after))
         losses = np.asarray(losses)[:length]  # waits; sliced here, because each length would compile a slice of its own
         if not (finite and np.all(np.isfinite(losses))):
-            state, losses = self._leave_out(feed, step, length, measure)
+            state, losses = self._skip_bad_steps(feed, step, length, measure)
         self.state = state
         return losses
 
-    def _leave_out(self, feed: Tree, step: int, length: int, measure: bool) -> tuple[ProximitySVIState, np.ndarray]:
-        """Take the same steps without the bad ones.
+    def _skip_bad_steps(
+        self, feed: Tree, step: int, length: int, measure: bool
+    ) -> tuple[ProximitySVIState, np.ndarray]:
+        """Take the same steps, and skip those that are not finite.
 
-        Only the bad ones go through the guarded program, which rounds differently. So the good ones have the bits that
-        they would have in any other chunk.
+        Only those go through the guarded program, which rounds differently. So the good steps have the same bits as in
+        any other chunk.
         """
         state, done, losses = self.state, 0, np.empty(length, jnp.result_type(float))
         while done < length:
@@ -126,8 +146,8 @@ class ChunkRunner:
                 probe = (good + bad) // 2
             after, _, _ = self._plain(state, feed, step, done, good, False)
             done += good
-            state, left_out, _ = self._guarded(after, feed, step, done, 1, measure and done + 1 == length)
-            losses[done] = left_out[0]
+            state, skipped_loss, _ = self._guarded(after, feed, step, done, 1, measure and done + 1 == length)
+            losses[done] = skipped_loss[0]
             done += 1
             # The run stops here; a good step after it would reset the count.
             if jax.device_get(state.skipped.in_a_row) >= self.svi.max_skipped_in_a_row:
@@ -136,7 +156,7 @@ class ChunkRunner:
 
     def resume(self, step: int, state: ProximitySVIState, source_state: Tree) -> None:
         """Go on from a checkpoint."""
-        self.state = self._placement.copy(state)
+        self.state = self._placement.replicate(state)
         self.source.seek(step, source_state)
 
     def evaluate(self, data: Batch) -> float:
@@ -144,7 +164,7 @@ class ChunkRunner:
         return float(self._evaluate(self.state, self._validation_key, data))
 
     def telemetry(self) -> Metrics:
-        """What the constraints did, and how many steps were left out."""
+        """What the constraints did, and how many steps were skipped."""
         reports = [jax.device_get(c.telemetry) for c in self.state.constraints]
         values = {name: [float(getattr(r, name)) for r in reports] for name in ("magnitude", "distance", "share")}
         found = {name: v[0] if len(v) == 1 else v for name, v in values.items() if v}
@@ -157,3 +177,40 @@ class ChunkRunner:
             **describe(self.svi, self._key, self.state, self._first),
             "devices": self._placement.num_devices,
         }
+
+
+def start_reproducibly(svi: SVI, key: Array, batch: Batch) -> tuple[ProximitySVI, ProximitySVIState]:
+    """An inference whose losses have the same bits in every process, and its first state.
+
+    The caller's `svi` is initialised too, so `svi.get_params` and `svi.update` accept the result.
+    """
+    if type(svi) is SVI:  # the same steps, but those that are not finite are skipped
+        given = ProximitySVI(svi.model, svi.guide, svi.optim, svi.loss, (), **svi.static_kwargs)
+    elif isinstance(svi, ProximitySVI):
+        given = svi
+    else:
+        raise TypeError(f"`svi` must be a ProximitySVI or NumPyro's SVI, got {type(svi).__name__}; make one of it.")
+    state = given.init(key, *batch)
+    svi.constrain_fn = given.constrain_fn  # of NumPyro's SVI, which `init` has not seen
+    loss = ordered(given.loss)
+    if loss is given.loss:
+        return given, state
+    inference = with_loss(given, loss)  # copies what `init` has found out
+    if as_scheduled(loss).relative:
+        state = state._replace(first_loss=jnp.abs(inference.evaluate(state, *batch)))  # `init` has another order
+    return inference, state
+
+
+def ordered(loss: ELBO) -> ELBO:
+    """The same ELBO, with its sites added up in one order; NumPyro's `Trace_ELBO` has another in each process."""
+    elbo = as_scheduled(loss).elbo
+    if type(elbo) is not Trace_ELBO or not elbo.sum_sites:
+        return loss
+    return with_elbo(
+        loss,
+        OrderedTraceELBO(
+            num_particles=elbo.num_particles,
+            vectorize_particles=elbo.vectorize_particles,  # pyright: ignore[reportArgumentType]
+            multi_sample_guide=elbo.multi_sample_guide,
+        ),
+    )

@@ -1,21 +1,26 @@
 """A store of checkpoints: a folder that Orbax writes to."""
 
+import logging
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
 from proxvi._typing import Json, Leaves
-from proxvi.training._folder_lock import lock_folder
+from proxvi.training.checkpoints import CheckpointStore
+
+LOG = logging.getLogger("proxvi")
+LONGEST_WAIT = 60  # seconds for another run to leave the folder
 
 
-class OrbaxStore:
-    """A folder that Orbax writes to: in the background, and a checkpoint is complete or not there at all.
+class OrbaxStore(CheckpointStore):
+    """A folder that Orbax writes to, in the background. A checkpoint is complete or does not exist.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         keep: how many of the latest checkpoints to keep.
     """
 
@@ -48,50 +53,73 @@ class OrbaxStore:
         self._resources.callback(self._orbax.close)  # raises again what went wrong, if something did
 
     def steps(self) -> list[int]:
-        """Of the complete checkpoints."""
         return [checkpoint.step for checkpoint in self._orbax.checkpoints]
 
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
-        """Begin to save; False if there is a checkpoint of a later step."""
         self._response = self._orbax.save_async(step, leaves, custom_metadata=header)
         if self._response is not None and jax.process_count() > 1:
             self.wait()  # Orbax's barriers would meet those of the training steps
         return self._response is not None
 
     def is_saving(self) -> bool:
-        """Whether what was begun is not complete yet."""
         return self._orbax.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Wait until what was begun is complete; raises what went wrong."""
         if self._response is not None:
             self._response.result()
 
     def header(self, step: int) -> object:
-        """What was saved as the header; anything, if the file is damaged."""
         return self._orbax.metadata(step).custom_metadata
 
     def load(self, step: int, like: Leaves) -> Leaves:
-        """The leaves of a checkpoint, with the shardings of `like`."""
         abstract = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x
             for name, x in like.items()
         }
         return self._orbax.load(step, abstract)
 
-    def put_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; returns its new name."""
+    def mark_damaged(self, step: int) -> str:
         taken = len(list(self._folder.glob(f"{step}.damaged*")))
-        damaged = self._folder / (f"{step}.damaged" + (f".{taken}" if taken else ""))
+        name = f"{step}.damaged" + (f".{taken}" if taken else "")
         if jax.process_index() == 0:
-            (self._folder / str(step)).rename(damaged)
+            (self._folder / str(step)).rename(self._folder / name)
         self._orbax.reload()
-        return damaged.name
+        return name
 
-    def put_aside_before(self) -> list[str]:
-        """The names of damaged checkpoints."""
+    def damaged(self) -> list[str]:
         return sorted(path.name for path in self._folder.glob("*.damaged*"))
 
     def close(self) -> None:
-        """End the background threads, and unlock the folder."""
         self._resources.close()
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """The open lock file: no other process can lock the folder until it is closed, or until this process ends.
+
+    Orbax removes unfinished checkpoints when it opens a folder, so two runs must not share one. A run that received
+    SIGTERM may still be saving when it is started again, so the new one waits.
+    """
+    file = (folder / ".lock").open("w")
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return file
+    waited = 0
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system without locks
+            return file
+        if waited == 0:
+            LOG.warning("waiting for another run to leave %s", folder)
+        if waited == LONGEST_WAIT:
+            file.close()
+            raise RuntimeError(
+                f"`Checkpointing.folder` must be a folder that no other run uses, got {str(folder)!r}, which another "
+                f"run has used for {LONGEST_WAIT} seconds; stop that run, or choose another folder."
+            )
+        time.sleep(1.0)
+        waited += 1

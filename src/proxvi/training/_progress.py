@@ -1,12 +1,21 @@
-"""How far a run is."""
+"""The progress of a run: its losses, its metrics log and its progress bar."""
 
+import json
+import os
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import jax
 import numpy as np
+import tqdm
 
-from proxvi._typing import Json
+from proxvi._typing import Json, Metrics
 from proxvi.svi import ACTIVE
+
+FORMATS = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g"}
 
 
 @dataclass
@@ -29,7 +38,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, that before a restart included."""
+        """Time spent on the run, including that before a restart."""
         return time.monotonic() - self.started
 
     @property
@@ -53,8 +62,8 @@ class Progress:
 
         Args:
             elbo: of the held-out data.
-            shares: of each constraint in the gradient. While a constraint is active, the ELBO may stand still or fall;
-                that is no reason to stop.
+            shares: of each constraint in the gradient. While a constraint is active, the ELBO may fall, and that is no
+                reason to stop.
         """
         better = bool(np.isfinite(elbo)) and (self.best is None or elbo > self.best)
         self.waited = 0 if better or np.any(np.asarray(shares) > ACTIVE) else self.waited + 1
@@ -69,3 +78,73 @@ class Progress:
         self.losses[:step] = losses
         self.step, self.best, self.waited = step, notes["best"], notes["waited"]
         self.started = time.monotonic() - notes["seconds"]
+
+
+class MetricsLog:
+    """Writes the metrics of a run; only process 0 does.
+
+    Args:
+        path: of a file of JSON lines; None writes no file.
+        callback: called with the step and the metrics.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None, callback: Callable[[int, Metrics], object] | None = None
+    ) -> None:
+        writes = jax.process_index() == 0
+        self._path = Path(path) if path is not None and writes else None
+        self._callback = callback if writes else None
+
+    def start(self, step: int) -> None:
+        """Remove the lines after `step`, whose steps will be taken again."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        for line in self._path.read_text().splitlines() if self._path.exists() else []:
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except json.JSONDecodeError:
+                pass  # cut off by a crash
+        if step:
+            kept.append(json.dumps({"step": step, "resumed": True}) + "\n")
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.write_text("".join(kept))
+        fresh.replace(self._path)
+
+    def report(self, step: int, metrics: Metrics) -> None:
+        """Write the metrics, and hand them to the callback."""
+        self._write({"step": step, **metrics})
+        if self._callback is not None:
+            self._callback(step, metrics)
+
+    def saved(self, checkpoint: tuple[int, str] | None) -> None:
+        """Write a line for a checkpoint that is complete on disk: its step and path."""
+        if checkpoint is not None:
+            step, path = checkpoint
+            self._write({"step": step, "checkpoint": path})
+
+    def _write(self, line: Json) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({name: _plain(value) for name, value in line.items()}) + "\n")
+
+
+def _plain(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, list):
+        return [_plain(x) for x in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def progress_bar(wanted: bool | None, num_steps: int, step: int) -> tqdm.tqdm:
+    """A progress bar, at `step`. None shows it on a terminal; only process 0 shows it."""
+    shown = (sys.stderr.isatty() if wanted is None else wanted) and jax.process_index() == 0
+    return tqdm.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
+
+
+def postfix(metrics: Metrics) -> str:
+    """The metrics that the bar shows; those of several constraints would be too long."""
+    shown = {name: metrics[name] for name in FORMATS if isinstance(metrics.get(name), float)}
+    return " ".join(f"{name} {value:{FORMATS[name]}}" for name, value in shown.items())

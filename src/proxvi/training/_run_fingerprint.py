@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what a checkpoint must agree with to belong to it."""
+"""The fingerprint of a run. A checkpoint with another fingerprint belongs to another run."""
 
 import hashlib
 import re
@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
 from proxvi.svi import ProximitySVI, ProximitySVIState
-from proxvi.training._processes import local
+from proxvi.training._devices import local
 
 
 def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Batch) -> Json:
@@ -34,7 +33,7 @@ def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Bat
 
 
 def signature(tree: Tree) -> str:
-    """Shapes and dtypes, for a person and for comparison."""
+    """Shapes and dtypes, as text."""
     arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree)]  # nothing leaves the device
     leaves = [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in arrays]
     return ", ".join(leaves) or "none"
@@ -46,11 +45,6 @@ def digest(tree: Tree) -> str:
     for leaf in jax.tree.leaves(tree):
         total.update(np.ascontiguousarray(leaf).tobytes())
     return total.hexdigest()
-
-
-def is_key(x: object) -> bool:
-    """Whether these are typed random keys, whose bytes NumPy cannot read."""
-    return isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def equations(program: Tree) -> Iterator[str]:

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from proxvi._typing import Json, Leaves, Tree
-from proxvi.training._processes import local
-from proxvi.training._run_fingerprint import is_key, signature
+from proxvi.training._devices import is_key, local
+from proxvi.training._run_fingerprint import signature
 
 __all__ = ["ConfigurationError"]
 
@@ -29,48 +29,48 @@ class ConfigurationError(ValueError):
 
 @runtime_checkable
 class CheckpointStore(Protocol):
-    """Where checkpoints are kept: arrays by name, and a JSON header, by step. It need not notice damage.
+    """Where checkpoints are kept: for each step, arrays by name and a JSON header. It need not notice damage.
 
     Attributes:
-        location: for a person.
+        location: of the store, for messages.
     """
 
     location: str
 
     def steps(self) -> list[int]:
-        """Of the complete checkpoints."""
+        """The steps of the complete checkpoints."""
         ...
 
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
-        """Begin to save; False if there is a checkpoint of a later step."""
+        """Begin to save; False if the store has a checkpoint of a later step."""
         ...
 
     def is_saving(self) -> bool:
-        """Whether what was begun is not complete yet."""
+        """Whether a save is not complete yet."""
         ...
 
     def wait(self) -> None:
-        """Wait until what was begun is complete; raises what went wrong."""
+        """Wait until the latest save is complete; raises its error, if any."""
         ...
 
     def header(self, step: int) -> object:
-        """What was saved as the header; anything, if it is damaged."""
+        """The header of a checkpoint; if it is damaged, this may be anything."""
         ...
 
     def load(self, step: int, like: Leaves) -> Leaves:
-        """The leaves of a checkpoint, placed on devices as those of `like`."""
+        """The leaves of a checkpoint, with the shardings of `like`."""
         ...
 
-    def put_aside(self, step: int) -> str:
+    def mark_damaged(self, step: int) -> str:
         """Rename a damaged checkpoint, so that `steps` leaves it out; returns its new name."""
         ...
 
-    def put_aside_before(self) -> list[str]:
+    def damaged(self) -> list[str]:
         """The names of damaged checkpoints."""
         ...
 
     def close(self) -> None:
-        """End what runs in the background, and let others use the store."""
+        """Stop background work, and let others use the store."""
         ...
 
 
@@ -83,12 +83,12 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run; never loaded wrong.
+    """The checkpoints of one run, verified when they are loaded.
 
-    Each carries SHA-256 digests: of its leaves (name, dtype, shape, bytes), and of its header, which holds the
-    configuration of the run and the first digest. A checkpoint that cannot be read, or does not match its digests, is
-    put aside with a warning once an older one has been read. If none can be read, the checkpoints may not be the cause;
-    then they stay as they are. A checkpoint that is intact but has another configuration is refused.
+    Each has two SHA-256 digests: of its leaves (name, dtype, shape, bytes), and of its header, which holds the
+    configuration of the run and the first digest. If a checkpoint cannot be read, or does not match its digests, the
+    one before it is loaded, and the damaged one is renamed, with a warning. If none can be read, nothing is renamed:
+    the cause may be elsewhere. An intact checkpoint with another configuration is refused.
 
     Args:
         store: where they are kept.
@@ -122,23 +122,23 @@ class Checkpoints:
                 failures[step] = (str(error).splitlines() or [type(error).__name__])[0][:200]
             else:
                 for damaged, reason in failures.items():
-                    name = self._store.put_aside(damaged)
+                    name = self._store.mark_damaged(damaged)
                     warnings.warn(
-                        f"checkpoint {damaged} in {self.location} is damaged ({reason}): put aside as {name}, taking "
-                        "the one before it.",
+                        f"checkpoint {damaged} in {self.location} is damaged ({reason}). It is renamed to {name}, and "
+                        "the one before it is loaded.",
                         stacklevel=4,
                     )
                 return restored
-        unread = [f"{step} ({reason})" for step, reason in failures.items()] + self._store.put_aside_before()
+        unread = [f"{step} ({reason})" for step, reason in failures.items()] + self._store.damaged()
         if unread:
             raise OSError(
                 f"`Checkpointing.folder` must have an intact checkpoint or none at all, got {self.location!r} with "
-                f"nothing but {', '.join(unread)}; look at them, and use another folder to start anew."
+                f"nothing but {', '.join(unread)}; look at them, or use another folder to start again."
             )
         return None
 
     def save(self, step: int, tree: Tree, notes: Json) -> None:
-        """Begin to save; `saved` returns it when it is complete."""
+        """Begin to save; `saved` tells when it is complete."""
         self.wait()
         leaves = _leaves(tree)
         header = {
@@ -157,11 +157,11 @@ class Checkpoints:
         self._last_save = time.monotonic()
 
     def saved(self) -> tuple[int, str] | None:
-        """The step and path of a checkpoint that is complete since the last call; None if there is none."""
+        """The step and path of a checkpoint that was completed since the last call; None if there is none."""
         return None if self._pending is None or self._store.is_saving() else self.wait()
 
     def wait(self) -> tuple[int, str] | None:
-        """Wait until what was begun is complete; its step and path."""
+        """Wait until the latest save is complete; its step and path."""
         if self._pending is None:
             return None
         step, self._pending = self._pending, None
@@ -178,7 +178,7 @@ class Checkpoints:
         return time.monotonic() - self._last_save >= self._every
 
     def close(self) -> None:
-        """Close the store; what went wrong with a save was raised already."""
+        """Close the store; an error of a save was raised before."""
         with contextlib.suppress(Exception) if self._failed else contextlib.nullcontext():
             self._store.close()
 
@@ -206,7 +206,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """An error of the store, as one that names the checkpoint and the remedy."""
+        """Turn an error of the store into one that names the checkpoint and the remedy."""
         try:
             yield
         except Exception as error:

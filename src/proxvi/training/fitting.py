@@ -3,8 +3,11 @@
 import logging
 import signal
 import sys
+import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from types import FrameType
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +19,10 @@ from numpyro.infer.svi import SVIRunResult
 from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_integer
 from proxvi.svi import raise_if_stopped, warn_if_held
-from proxvi.training._chunk_pacing import ChunkPacer
-from proxvi.training._chunks import ChunkRunner
-from proxvi.training._metrics import MetricsLog
+from proxvi.training._chunks import ChunkPacer, ChunkRunner
+from proxvi.training._devices import agree
 from proxvi.training._orbax_store import OrbaxStore
-from proxvi.training._processes import agree
-from proxvi.training._progress import Progress
-from proxvi.training._progress_bar import postfix, progress_bar
-from proxvi.training._signals import stop_signals
+from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
 from proxvi.training.checkpoints import Checkpoints
 from proxvi.training.options import Checkpointing, Reporting, Validation
 
@@ -43,40 +42,40 @@ def fit(
     validation: Validation | None = None,
     mesh: Mesh | None = None,
 ) -> SVIRunResult:
-    """Train for `num_steps` steps; after a crash, start it again with the same arguments, and it goes on.
+    """Train for `num_steps` steps. Call it again with the same arguments after a crash, and it resumes.
 
         state_{t+1} = svi.update(state_t, batch_t),   batch_t a function of the key and of t alone
 
-    The same key gives the same bits, wherever and however often the run was interrupted, on the same JAX, CPU type and
-    number of devices. Steps that are not finite are left out and counted. After `svi.max_skipped_in_a_row` of them the
-    run stops, and the error names the step and the parameter. With `checkpointing`, SIGTERM and Ctrl-C make it save
-    before it exits.
+    The same key gives the same bits on the same JAX version, CPU type and number of devices, even if the run was
+    interrupted. Steps that are not finite are skipped and counted. After `svi.max_skipped_in_a_row` of them the run
+    stops, and the error names the step and the parameter. With `checkpointing`, SIGTERM and Ctrl-C make it save before
+    it exits.
 
     Args:
         svi: a `ProximitySVI`, or NumPyro's `SVI`.
         key: for the initial parameters, the samples and the order of the data.
-        num_steps: in all, those before a restart included.
-        data: what the model takes: arrays, or one iterable of batches (a Grain loader, for example) if they do not fit
-            into memory. In several processes an iterable yields each one's own part of the batch. Settings of the model
-            that are no data go into `ProximitySVI(..., name=value)`, as in NumPyro's `SVI`.
+        num_steps: in all, including those before a restart.
+        data: the arguments of the model: arrays, or, if they do not fit into memory, one iterable of batches (a Grain
+            loader, for example). With several processes, the iterable of each yields its own part of the batch.
+            Settings of the model that are not data go into `ProximitySVI(..., name=value)`, as in NumPyro's `SVI`.
         batch_size: rows of the arrays in a batch, shuffled without replacement in each epoch; None for all of them.
         checkpointing: where and how often to save; None saves nothing.
         reporting: what to report, how often, and where to.
         validation: held-out data, and when to stop early.
-        mesh: devices, along whose first axis each batch is split; may span processes (`jax.distributed`).
+        mesh: devices; each batch is sharded along its first axis. It may span processes (`jax.distributed`).
 
     Returns:
-        NumPyro's `SVIRunResult`: parameters, state, and the loss of every step, those before a restart included.
+        NumPyro's `SVIRunResult`: parameters, state, and the loss of every step, including those before a restart.
 
     Raises:
         FloatingPointError: after too many steps in a row that were not finite.
-        ConfigurationError: if the checkpoints in the folder are of another run.
-        OSError: if a checkpoint cannot be written; those before it are intact.
+        ConfigurationError: if the checkpoints in the folder belong to another run.
+        OSError: if a checkpoint cannot be written; earlier ones are intact.
 
     Warns:
-        UserWarning: if a constraint still makes up more than 1% of the gradient at the end; if a checkpoint was
-            damaged and an older one was taken; if a model has latent variables that all rows share, and a batch is not
-            weighted to stand for all rows.
+        UserWarning: if a constraint still makes up more than 1% of the gradient at the end; if a checkpoint is damaged
+            and an older one is loaded; if all rows share a latent variable, and the likelihood of a batch is not scaled
+            to all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi
@@ -93,7 +92,7 @@ def fit(
         >>> bool(abs(result.params["mean_auto_loc"] - 3.0) < 0.2)
         True
 
-        The same, saved every minute and reported every 100 steps::
+        The same with a checkpoint every minute and a report every 100 steps::
 
             proxvi.fit(
                 svi, jax.random.key(0), 2_000, x, batch_size=100,
@@ -121,7 +120,7 @@ def fit(
         if checkpoints is not None and progress.step and not bar.disable:
             message = f"resumed at step {progress.step} of {num_steps} from {checkpoints.location}"
             bar.write(message, file=sys.stderr)
-        received = stack.enter_context(stop_signals(caught=checkpoints is not None))
+        received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
 
         while progress.step < num_steps and (patience is None or progress.waited < patience):
             started = time.perf_counter()
@@ -183,7 +182,7 @@ def _save(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, log
 
 
 def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -> None:
-    """Go on from the newest checkpoint, if there is one."""
+    """Resume from the newest checkpoint, if there is one."""
     restored = checkpoints.restore(
         lambda step: {"state": runner.state, "losses": np.empty(step, progress.losses.dtype)}
     )
@@ -191,8 +190,36 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -
         return
     if restored.step > len(progress.losses):
         raise ValueError(
-            f"`num_steps` must be at least {restored.step}, which the run in {checkpoints.location} has reached "
-            f"already, got {len(progress.losses)}; use another folder to start anew."
+            f"`num_steps` must be at least {restored.step}, the step of the checkpoint in {checkpoints.location}, got "
+            f"{len(progress.losses)}; use another folder to start again."
         )
     runner.resume(restored.step, restored.tree["state"], restored.notes["data"])
     progress.resume(restored.step, restored.tree["losses"], restored.notes["fit"])
+
+
+@contextmanager
+def _stop_signals(*, caught: bool) -> Iterator[list[int]]:
+    """A list to which received signals are added; a second signal of the same kind acts at once.
+
+    Python allows only the main thread to catch signals. In any other thread the list stays empty.
+
+    Args:
+        caught: whether to catch them at all.
+    """
+    received: list[int] = []
+    if not caught or threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

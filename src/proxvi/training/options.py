@@ -17,10 +17,10 @@ class Checkpointing:
     """Where and how often `fit` saves; needs the extra `checkpoint`.
 
     Args:
-        folder: to save to and to resume from; made if it is not there.
+        folder: to save to and to resume from; created if it does not exist.
         every: seconds between two checkpoints; 0 saves as often as possible.
         keep: how many of the latest checkpoints to keep.
-        configuration: what else must agree with a checkpoint, such as your own settings; JSON.
+        configuration: your own settings, as JSON; a checkpoint with other ones is refused.
 
     Example:
         >>> import proxvi
@@ -40,7 +40,7 @@ class Checkpointing:
             raise ValueError(
                 f"`every` must be a number of seconds of at least 0, got {self.every!r}; 0 saves as often as possible."
             )
-        check_integer("keep", self.keep, remedy="1 keeps the latest alone")
+        check_integer("keep", self.keep, remedy="1 keeps the latest only")
         try:
             json.dumps(self.configuration)
         except (TypeError, ValueError) as error:
@@ -55,16 +55,16 @@ class Reporting:
     """What `fit` reports, how often, and where to.
 
     The metrics of a report are `elbo` (mean since the last report), `magnitude`, `distance` and `share` of the
-    constraint (lists, if there are several), `skipped`, `steps_per_second`, `seconds` (those before a restart
-    included), and with `Validation` also `validation_elbo`.
+    constraint (lists, if there are several), `skipped`, `steps_per_second`, `seconds` (including those before a
+    restart), and with `Validation` also `validation_elbo`.
 
     Args:
-        every: steps between two reports; a validation belongs to each of them.
+        every: steps between two reports; each includes a validation.
         progress: whether to show a progress bar; None shows it on a terminal.
         measure: metrics of your own: a function of the parameters that returns a dictionary of numbers.
         callback: called with the step and the metrics at each report.
-        metrics_file: the metrics as JSON lines, null for what is not finite, and a line for each checkpoint that is
-            complete on disk.
+        metrics_file: the metrics as JSON lines, with null for what is not finite, and a line for each checkpoint once
+            it is complete on disk.
 
     Example:
         >>> import proxvi
@@ -99,12 +99,12 @@ class Reporting:
 
 @dataclass(frozen=True, init=False, eq=False)
 class Validation:
-    """Held-out data, whose true ELBO is part of each report; with `patience` it decides when to stop.
+    """Held-out data. Each report has its true ELBO, and with `patience` the run stops early.
 
     Args:
         data: the arguments of the model, as for `fit`.
-        patience: stop after this many reports without a better `validation_elbo`. Only reports at which no constraint
-            makes up more than 1% of the gradient are counted. None never stops early.
+        patience: stop after this many reports without a better `validation_elbo`. Reports are not counted while a
+            constraint makes up more than 1% of the gradient. None never stops early.
 
     Example:
         >>> import jax.numpy as jnp, proxvi
@@ -119,7 +119,7 @@ class Validation:
         if not data or (len(data) == 1 and isinstance(data[0], tuple)):
             given = f"a tuple of {len(data[0])}" if data else "nothing"
             raise TypeError(
-                f"`data` must be held-out data, as the model takes it, one argument after the other, got {given}; "
+                f"`data` must be the arguments of the model, one after the other, got {given}; "
                 "write `Validation(x, y)`."
             )
         if patience is not None:

@@ -51,6 +51,15 @@ class Trial(StartsTrial):
     gamma: float = 1e-10
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Check the number of starts."""
+        # Of a multiple of 8, two starts have equal means: a saddle point that no gradient leaves.
+        if self.starts % 8 == 0:
+            other = self.starts + 1
+            raise ValueError(
+                f"`starts` must not be a multiple of 8, got {self.starts}; {other} has no start on the saddle."
+            )
+
     def figures(self) -> dict[str, Any]:
         """Where all starts end, and the shares that end well."""
         method, x = (METHODS | VARIANTS)[self.method], data_sets(self)
@@ -146,15 +155,8 @@ VARIANTS: dict[str, Method] = {
 
 def ring(count: int) -> Array:
     """Starts on a circle around the truth."""
-    _check_starts(count)
     angles = 2 * jnp.pi * jnp.arange(count) / count
     return TRUTH[None] + RADIUS * jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
-
-
-def _check_starts(count: int) -> None:
-    # Of a multiple of 8, two starts have equal means: a saddle point that no gradient leaves.
-    if count % 8 == 0:
-        raise ValueError(f"`starts` must not be a multiple of 8, got {count}; {count + 1} has no start on the saddle.")
 
 
 def data_sets(trial: Trial) -> Array:
@@ -245,10 +247,6 @@ class Grid:
     steps: int = 10_000
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        """Check the number of starts."""
-        _check_starts(self.starts)
-
     def trials(self) -> list[Trial]:
         """One for each method."""
         return [
@@ -309,10 +307,6 @@ class SettingsGrid:
     starts: int = 20
     scale: float = 1.0
     seed: int = 100
-
-    def __post_init__(self) -> None:
-        """Check the number of starts."""
-        _check_starts(self.starts)
 
     def trials(self) -> list[Trial]:
         """One setting is varied at a time."""
