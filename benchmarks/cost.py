@@ -58,14 +58,14 @@ def optimizers(steps):
     adam = optax.adam(1e-3, eps=1e-6)
 
     def constrained(reference):
-        return optax.chain(
-            proxvi.proximity(
+        return proxvi.proximity(
+            adam,
+            proxvi.Proximity(
                 lambda params, batch: proxvi.entropy(dist.Bernoulli(logits=encode(params, batch)).to_event(1)),
                 magnitude=optax.exponential_decay(1.0, steps, 1e-10),
                 reference=reference,
-                example={"batch": jax.ShapeDtypeStruct((BATCH, PIXELS), jnp.float32)},
             ),
-            adam,
+            example={"batch": jax.ShapeDtypeStruct((BATCH, PIXELS), jnp.float32)},
         )
 
     return {

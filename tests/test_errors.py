@@ -38,7 +38,9 @@ class Bad(NamedTuple):
 
 
 def link(statistic: Any = proxvi.identity, **options: Any) -> optax.GradientTransformationExtraArgs:
-    return proxvi.proximity(statistic, **{"magnitude": 1.0, "relative": False} | options)
+    example = options.pop("example", None)
+    constraint = proxvi.Proximity(statistic, **{"magnitude": 1.0, "relative": False} | options)
+    return proxvi.proximity(optax.identity(), constraint, example=example)
 
 
 def update(

@@ -131,16 +131,20 @@ def bare_descent() -> tuple[Any, Any]:
 @pytest.mark.slow
 @every_pair
 def test_magnitude_zero_is_the_bare_optimizer_to_the_last_bit(statistic: str, distance: str, family: str) -> None:
-    link = proxvi.proximity(statistic_of(statistic, family), magnitude=0.0, distance=DISTANCES[distance])
-    for expected, actual in zip(bare_descent(), descend(optax.chain(link, optax.adam(0.05))), strict=True):
+    optimizer = proxvi.proximity(
+        optax.adam(0.05), proxvi.Proximity(statistic_of(statistic, family), magnitude=0.0, distance=DISTANCES[distance])
+    )
+    for expected, actual in zip(bare_descent(), descend(optimizer), strict=True):
         assert expected.tobytes() == actual.tobytes()
 
 
 @pytest.mark.parametrize("average", [proxvi.parameter_average, proxvi.statistic_average])
 @pytest.mark.parametrize("magnitude", [0.0, lambda step: 0.0 * step], ids=["number", "schedule"])
 def test_magnitude_zero_is_the_bare_optimizer_whatever_the_slope_holds(magnitude: Any, average: Any) -> None:
-    link = proxvi.proximity(lambda p: jnp.sqrt(0.0 * p), magnitude=magnitude, reference=average())
-    for expected, actual in zip(bare_descent(), descend(optax.chain(link, optax.adam(0.05))), strict=True):
+    optimizer = proxvi.proximity(
+        optax.adam(0.05), proxvi.Proximity(lambda p: jnp.sqrt(0.0 * p), magnitude=magnitude, reference=average())
+    )
+    for expected, actual in zip(bare_descent(), descend(optimizer), strict=True):
         assert expected.tobytes() == actual.tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Other people's loops, with our link in their Optax chain: each library's own code runs the steps."""
+"""Other people's loops with a constrained optimiser: each library's own code runs the steps."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ def ranks_are_the_peers_business() -> Any:
         yield
 
 
-def with_and_without(link: optax.GradientTransformationExtraArgs, rate: float) -> tuple[Any, Any]:
+def with_and_without(constraint: proxvi.Proximity, rate: float, **options: Any) -> tuple[Any, Any]:
     # A short memory: with b2 = 0.999 Adam would still divide by the early, strong constraint when these short runs end.
     adam = optax.adam(rate, b2=0.99)
-    return optax.chain(adam), optax.chain(link, adam)
+    return optax.with_extra_args_support(adam), proxvi.proximity(adam, constraint, **options)
 
 
 def test_blackjax_meanfield_vi() -> None:
@@ -39,7 +39,8 @@ def test_blackjax_meanfield_vi() -> None:
         _, rho = params
         return proxvi.entropy(dist.Normal(0.0, jnp.exp(rho)).to_event(1))
 
-    link = proxvi.proximity(entropy, magnitude=optax.exponential_decay(300.0, steps, 1e-10), relative=False)
+    magnitude = optax.exponential_decay(300.0, steps, 1e-10)
+    constraint = proxvi.Proximity(entropy, magnitude=magnitude, relative=False)
 
     def run(optimizer: Any) -> tuple[Any, Any]:
         algorithm = blackjax.meanfield_vi(lambda z: jnp.sum(dist.Normal(loc, scale).log_prob(z)), optimizer, 50)
@@ -54,7 +55,7 @@ def test_blackjax_meanfield_vi() -> None:
 
         return fit()
 
-    (free, free_rho), (held, held_rho) = (run(o) for o in with_and_without(link, 0.01))
+    (free, free_rho), (held, held_rho) = (run(o) for o in with_and_without(constraint, 0.01))
     start = -2.0
     assert np.all(np.abs(held_rho[100] - start) < 0.8 * np.abs(free_rho[100] - start))
     for state in (free, held):
@@ -90,12 +91,12 @@ def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
         return jnp.mean(dist.kl_divergence(q, dist.Normal(jnp.zeros(latents), 1.0).to_event(1)) - log_likelihood)
 
     model, static = eqx.partition(Autoencoder(keys[3]), eqx.is_inexact_array)
-    link = proxvi.proximity(
+    constraint = proxvi.Proximity(
         lambda params, batch: proxvi.entropy(eqx.combine(params, static).q(batch)),
         magnitude=optax.exponential_decay(10.0, steps, 1e-10),
         reference=proxvi.statistic_average(),
-        example={"batch": jax.ShapeDtypeStruct((50, pixels), jnp.float32)},
     )
+    example = {"batch": jax.ShapeDtypeStruct((50, pixels), jnp.float32)}
 
     def run(optimizer: Any) -> tuple[Any, Any]:
         @jax.jit
@@ -116,7 +117,7 @@ def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
 
         return fit()
 
-    (free, free_trace), (held, held_trace) = (run(o) for o in with_and_without(link, 0.005))
+    (free, free_trace), (held, held_trace) = (run(o) for o in with_and_without(constraint, 0.005, example=example))
     assert np.all(np.abs(held_trace[100]) < 0.8 * np.abs(free_trace[100]))
     # The evidence of probabilistic PCA bounds both: −log N(x; mean, WᵀW + 0.25 I) at its optimum
     covariance = np.cov(np.asarray(data).T, bias=True)
@@ -130,7 +131,7 @@ def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
 
 
 @pytest.mark.slow
-def test_numpyro_svi_given_our_chain() -> None:
+def test_numpyro_svi_given_a_constrained_optimiser() -> None:
     """A conjugate regression through NumPyro's own SVI, which hands the optimiser only `value=`."""
     steps = 3_000
     features = jax.random.normal(KEY, (200, 3))
@@ -146,7 +147,7 @@ def test_numpyro_svi_given_our_chain() -> None:
         # NumPyro's parameters are unconstrained: the scale is the softplus of what the optimiser sees.
         return proxvi.entropy(dist.Normal(0.0, jax.nn.softplus(params["auto_scale"])).to_event(1))
 
-    link = proxvi.proximity(entropy, magnitude=optax.exponential_decay(1.0, steps, 1e-10))
+    constraint = proxvi.Proximity(entropy, magnitude=optax.exponential_decay(1.0, steps, 1e-10))
 
     def run(optimizer: Any) -> tuple[Any, Any]:
         svi = SVI(model, guide, optimizer, Trace_ELBO(10))
@@ -154,7 +155,7 @@ def test_numpyro_svi_given_our_chain() -> None:
         late = svi.run(KEY, steps, progress_bar=False)
         return early.params["auto_scale"], late.params
 
-    (free_early, free), (held_early, held) = (run(o) for o in with_and_without(link, 0.01))
+    (free_early, free), (held_early, held) = (run(o) for o in with_and_without(constraint, 0.01))
     assert np.all(np.abs(held_early - 1.0) < 0.8 * np.abs(free_early - 1.0))
     precision = np.eye(3) + np.asarray(features.T @ features) / 0.3**2
     exact = np.linalg.solve(precision, np.asarray(features.T @ y) / 0.3**2)

@@ -19,9 +19,9 @@ TRAIN[:, 1] = np.arange(1_000) < 5  # on in 1 of 200
 VALID = np.array([[1, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]], np.uint8)
 NETWORK = belief_network(TRAIN.mean(0), units=(3,), start=BAD)
 PARAMS: dict[str, Any] = {
-    "prior": np.float32([1.0, -2.0, 0.5]),
+    "prior": np.array([1.0, -2.0, 0.5], np.float32),
     "encoder1_weights": np.zeros((6, 3), np.float32),
-    "encoder1_bias": np.float32([60.0, -60.0, 60.0]),  # the units are on, off, on
+    "encoder1_bias": np.array([60.0, -60.0, 60.0], np.float32),  # the units are on, off, on
     "decoder1_weights": np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32),
     "decoder1_bias": np.linspace(-30.0, 2.0, 6, dtype=np.float32),
 }

@@ -199,7 +199,7 @@ def test_file_names_depend_on_all_settings(kind: type[digit_trials.DigitTrial]) 
     assert set(kind.training_settings) == settings - {"samples", "digits"}
 
 
-def figures_of(elbo: float, khat_above: float, **curves: list[float]) -> dict[str, Any]:
+def figures_of(elbo: float, khat_above: float, **curves: Any) -> dict[str, Any]:
     flat = {name: [1.0, 2.0] for name in digit_trials.CURVES}
     found = {"elbo": elbo, "log_likelihood": elbo + 10, "khat_above": khat_above}
     return found | {"curves": curves or flat, "samples": [digit_trials.encode(np.zeros(784))]}

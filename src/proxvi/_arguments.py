@@ -1,7 +1,7 @@
 """The arguments of a statistic, by the names in its signature; checks of the arguments of an Optax `update`."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +59,21 @@ class Arguments(NamedTuple):
                 f"{sorted(unknown)}; rename or drop them."
             )
         return arguments
+
+    @classmethod
+    def of_all(
+        cls, statistics: Sequence[Statistic], example: Mapping[str, Tree] | None = None
+    ) -> tuple["Arguments", ...]:
+        """Those of several statistics, of which each may take a part of `example`."""
+        if len(statistics) == 1:
+            return (cls.of(statistics[0], example),)
+        each = [cls.of(statistic) for statistic in statistics]
+        unknown = [name for name in example or {} if not any(arguments.takes(name) for arguments in each)]
+        if unknown:
+            raise ValueError(
+                f"`example` may name only arguments of the statistics, got {sorted(unknown)}; rename or drop them."
+            )
+        return tuple(arguments._replace(example=arguments.select(example or {})) for arguments in each)
 
     def takes(self, name: str) -> bool:
         """Whether the statistic is to be given this argument."""

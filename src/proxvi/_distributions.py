@@ -344,7 +344,7 @@ def expectation(
     if key is None:
         raise NotImplementedError(
             f"`key` must be a PRNG key because {type(d).__name__} has no closed form for its {name}, got None; "
-            "pass `key=` for a Monte Carlo estimate (in an Optax chain: `lambda params, key: ...` and "
+            "pass `key=` for a Monte Carlo estimate (in an Optax loop: `lambda params, key: ...` and "
             "`update(..., key=key)`)."
         )
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import proxvi
@@ -15,7 +16,9 @@ STEPS = 1_000_000
 
 def reference_after(reference: proxvi.Reference, iterate: Callable[[Any], Any], dtype: Any, steps: int) -> Any:
     """The reference that the link holds after it has seen `iterate(0), …, iterate(steps)`."""
-    link = proxvi.proximity(proxvi.identity, magnitude=1.0, reference=reference, relative=False)
+    link = proxvi.proximity(
+        optax.identity(), proxvi.Proximity(proxvi.identity, magnitude=1.0, reference=reference, relative=False)
+    )
 
     @jax.jit
     def run() -> Any:
@@ -24,7 +27,7 @@ def reference_after(reference: proxvi.Reference, iterate: Callable[[Any], Any], 
             return link.update(jnp.zeros_like(params), state, params)[1], None
 
         state = link.init(iterate(jnp.zeros((), dtype)).astype(dtype))
-        return jax.lax.scan(step, state, jnp.arange(steps + 1))[0].constraint.reference
+        return jax.lax.scan(step, state, jnp.arange(steps + 1))[0].constraints[0].constraint.reference.value
 
     return jax.device_get(run())
 
@@ -41,8 +44,7 @@ def test_averages_equal_the_closed_form_after_a_million_steps(decay: float, dtyp
     weights = -np.expm1(n * np.log(alpha)) / (1 - alpha)
     lag = alpha * (1 - n * alpha**t + t * alpha ** (t + 1)) / (1 - alpha) ** 2
     statistics = 1.0 - lag / weights / t
-    # Each step rounds by half a unit in the last place, and the average forgets at rate 1 − α.
-    tolerance = 1e-9 if dtype == "float64" else max(1e-6, np.finfo(np.float32).eps / (1 - alpha))
+    tolerance = 1e-9 if dtype == "float64" else 2e-6  # without compensated summation 0.1, for the longest memory
     with jax.enable_x64(dtype == "float64"):
         for reference, expected in (
             (proxvi.parameter_average(decay), parameters),
@@ -65,7 +67,10 @@ def test_bfloat16_parameters_keep_a_float32_reference_that_moves() -> None:
 def test_decay_zero_is_the_previous_step() -> None:
     for reference in (proxvi.parameter_average(0.0), proxvi.statistic_average(0.0)):
         link = proxvi.proximity(
-            proxvi.identity, magnitude=1.0, distance=proxvi.squared, reference=reference, relative=False
+            optax.identity(),
+            proxvi.Proximity(
+                proxvi.identity, magnitude=1.0, distance=proxvi.squared, reference=reference, relative=False
+            ),
         )
         update, state, pulls = jax.jit(link.update), link.init(jnp.array(1.0)), []
         for params in (1.0, 4.0, 6.0):

@@ -40,7 +40,7 @@ def test_gradient_at_a_logit_of_exactly_zero_is_the_limit_of_those_beside_it(los
 
 def test_likelihood_at_a_logit_of_exactly_zero_has_the_right_slope() -> None:
     def network(x: Array) -> None:
-        logit = numpyro.param("head", jnp.zeros(()))
+        logit = jnp.asarray(numpyro.param("head", jnp.zeros(())))
         with numpyro.plate("rows", 3):
             numpyro.sample("z", dist.Bernoulli(0.5))
             numpyro.sample("x", dist.Bernoulli(logits=logit * jnp.ones(3)), obs=x)
@@ -93,7 +93,7 @@ def test_plate_within_scan() -> None:
         scan(step, 0.0, x)
 
     def guess(x: Array) -> None:
-        shift = numpyro.param("shift", 0.0)
+        shift = jnp.asarray(numpyro.param("shift", 0.0))
 
         def step(carry: float, row: Array) -> tuple[float, None]:
             with numpyro.plate("N", 2):

@@ -41,10 +41,10 @@ def initial(layers: int) -> Params:
 def guide_of(layers: int) -> Callable[[], None]:
     def guide() -> None:
         above = None
-        params = {name: numpyro.param(name, value) for name, value in initial(layers).items()}
+        params: Params = {name: numpyro.param(name, value) for name, value in initial(layers).items()}
         with numpyro.plate("data", len(X)):
             for i in range(layers):
-                above = 1.0 * numpyro.sample(f"z{i}", bernoullis(logits_of(i, params, above)))
+                above = 1.0 * jnp.asarray(numpyro.sample(f"z{i}", bernoullis(logits_of(i, params, above))))
 
     return guide
 
@@ -56,7 +56,7 @@ def model_of(layers: int) -> Callable[[], None]:
         with numpyro.plate("data", len(X)):
             for i in reversed(range(layers)):
                 logits = jnp.full((len(X), 2), -0.2) if below is None else below @ DOWN.T
-                below = 1.0 * numpyro.sample(f"z{i}", bernoullis(logits))
+                below = 1.0 * jnp.asarray(numpyro.sample(f"z{i}", bernoullis(logits)))
             numpyro.sample("x", dist.Normal(0.0, 1.0), obs=X)  # makes the plate one of data
 
     return model
@@ -71,13 +71,8 @@ def sampled_gradient(
         update=lambda state, params, value, step: state,
         value=lambda state, statistic, value, step: value,
     )
-    constraint = proxvi.Proximity(
-        statistic,
-        **{"distance": lambda _, now: sum(jnp.sum(x) for x in jax.tree.leaves(now))} | options,
-        magnitude=1.0,
-        relative=False,
-        reference=free,
-    )
+    distance = options.get("distance", lambda _, now: jnp.sum(jnp.stack([jnp.sum(x) for x in jax.tree.leaves(now)])))
+    constraint = proxvi.Proximity(statistic, distance=distance, magnitude=1.0, relative=False, reference=free)
     pair = model_of(layers), guide_of(layers)
     held = proxvi.ProximitySVI(*pair, optax.sgd(1.0), loss, constraint)
     plain = proxvi.ProximitySVI(*pair, optax.sgd(1.0), loss, ())

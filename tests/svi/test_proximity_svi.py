@@ -112,7 +112,7 @@ def test_both_doors_give_the_same_updates(average: Any, particles: int) -> None:
         q = dist.Normal(params["auto_loc"], jax.nn.softplus(params["auto_scale"])).to_event(1)
         return proxvi.entropy({"_auto_latent": q})
 
-    one = optax.chain(proxvi.proximity(entropy, **definition), adam)
+    one = proxvi.proximity(adam, proxvi.Proximity(entropy, **definition))
     first = SVI(regression, guide, one, Trace_ELBO(particles)).run(KEY, 100, progress_bar=False)
     second = proxvi.ProximitySVI(regression, guide, adam, Trace_ELBO(particles), constraint(**definition)).run(
         KEY, 100, progress_bar=False

@@ -143,7 +143,7 @@ def test_both_algorithms_end_at_the_same_optimum(reference: proxvi.Reference) ->
         return proxvi.entropy(dist.Bernoulli(logits=params))
 
     one = proxvi.proximity_inner_loop(KEY, 0.05, proxvi.Proximity(entropy, **constraint))
-    two = optax.chain(proxvi.proximity(entropy, **constraint), optax.sgd(0.05))
+    two = proxvi.proximity(optax.sgd(0.05), proxvi.Proximity(entropy, **constraint))
 
     def run(optimizer: Any) -> jax.Array:
         def step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:

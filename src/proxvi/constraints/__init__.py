@@ -1,4 +1,4 @@
-"""What is kept close to its past, to what, and how hard."""
+"""The proximity constraint and its references."""
 
 from proxvi.constraints.proximity_constraint import (
     ConstraintState,
@@ -6,6 +6,7 @@ from proxvi.constraints.proximity_constraint import (
     ProximityStep,
     Telemetry,
     add,
+    as_constraints,
     share_of_gradient,
 )
 from proxvi.constraints.references import Reference, parameter_average, statistic_average
@@ -17,6 +18,7 @@ __all__ = [
     "Reference",
     "Telemetry",
     "add",
+    "as_constraints",
     "parameter_average",
     "share_of_gradient",
     "statistic_average",

@@ -1,6 +1,6 @@
-"""The paper's constraint: its definition, and one step of it, which every door uses."""
+"""The paper's constraint: its definition, and one step of it, for `proximity` and `ProximitySVI`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
@@ -85,7 +85,8 @@ class Proximity:
     Attributes:
         statistic: `f`, a function whose value is kept close.
         magnitude: `k`, a number or an Optax schedule of the step. `optax.exponential_decay(1.0, T, 1e-10)` is the
-            paper's `γ^{t/T}` with `γ = 1e-10`. With a constant the result is no optimum of the ELBO.
+            paper's `γ^{t/T}` with `γ = 1e-10`. A constant never lets go, so the result is no
+            optimum of the ELBO.
         distance: `d`, a function of the reference's statistic and the current one.
         reference: `λ̃`, a moving average of the parameters or of the statistic.
         relative: whether `magnitude` is in units of the first loss, `|ELBO_0|`, as in the paper. It is the mean size of
@@ -142,7 +143,7 @@ class Proximity:
         if not callable(self.magnitude):
             return None
         steps = np.unique(np.linspace(start, start + num_steps, 101).astype(int))
-        magnitudes = np.array([float(self.magnitude(jnp.asarray(step))) for step in steps])
+        magnitudes = np.array([np.asarray(self.magnitude(jnp.asarray(step))) for step in steps])
         held = steps[magnitudes > LET_GO * self._first_magnitude]
         end = start + num_steps
         return None if held.size and held[-1] == end else end - int(max(held, default=start))
@@ -225,6 +226,17 @@ class Proximity:
                 f"{jnp.result_type(distance)}; sum over the entries of the statistic."
             )
         return jnp.asarray(distance, jnp.result_type(float))
+
+
+def as_constraints(constraint: Proximity | Sequence[Proximity]) -> tuple[Proximity, ...]:
+    """One constraint or several, as a tuple."""
+    constraints = (constraint,) if isinstance(constraint, Proximity) else constraint
+    if not isinstance(constraints, Sequence) or not all(isinstance(c, Proximity) for c in constraints):
+        raise TypeError(
+            f"`constraint` must be a Proximity or a sequence of them, got {constraint!r}; write "
+            "`Proximity(proxvi.entropy, magnitude=...)`."
+        )
+    return tuple(constraints)
 
 
 def add(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) -> ParamTree:

@@ -98,15 +98,15 @@ def parameter_average(decay: float = 0.9999) -> Reference:
 
     The average is kept in float32 or wider, with what rounding took from it (`Average`): otherwise small steps are
     lost, in bfloat16 with a decay of 0.999 all of them. It costs one and a half copies of the parameters and, at each
-    step, one forward pass of the statistic. To keep only the parameters that the statistic reads, wrap the constraint
-    in `optax.masked`.
+    step, one forward pass of the statistic. To keep only the parameters that the statistic reads, give the others an
+    optimiser of their own by `optax.partition`.
 
     Args:
         decay: `α` in [0, 1). The average holds the current iterate with weight 1 − α, as in the paper, so a small `α`
             is a weak constraint. 0 is special: it means the previous step.
 
     Returns:
-        The reference, for `proximity(..., reference=...)`.
+        The reference, for `Proximity(..., reference=...)`.
 
     Example:
         >>> reference = parameter_average(0.99)
@@ -132,13 +132,13 @@ def statistic_average(decay: float = 0.9999) -> Reference:
         f̃_t = Σ_{i ≤ t} α^{t−i} f(λ_i) / Σ_{i ≤ t} α^{t−i}
 
     It needs no copy of the parameters and no second forward pass. With a statistic of the batch, each value is that of
-    its own batch. A statistic that is not finite stays in the average: wrap the whole chain in `optax.apply_if_finite`.
+    its own batch. A statistic that is not finite stays in the average: wrap the optimiser in `optax.apply_if_finite`.
 
     Args:
         decay: as for `parameter_average`.
 
     Returns:
-        The reference, for `proximity(..., reference=...)`.
+        The reference, for `Proximity(..., reference=...)`.
 
     Example:
         >>> reference = statistic_average(0.99)

@@ -1,4 +1,4 @@
-"""Door 2: constraints in NumPyro's SVI."""
+"""Constraints in NumPyro's SVI."""
 
 from proxvi.svi._nonfinite import Skipped, guarded_update, raise_if_stopped, stays_finite
 from proxvi.svi.proximity_svi import (

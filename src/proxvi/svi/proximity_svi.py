@@ -18,7 +18,7 @@ from numpyro.optim import Minimize
 
 from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Tree
 from proxvi._validation import check_integer
-from proxvi.constraints import Proximity, share_of_gradient
+from proxvi.constraints import Proximity, as_constraints, share_of_gradient
 from proxvi.estimators import as_scheduled
 from proxvi.svi._nonfinite import Skipped, guarded_update, is_finite, raise_if_stopped, stays_finite
 from proxvi.svi._objective import Objective, StepInputs, StepOutputs, statistic_arguments
@@ -69,7 +69,7 @@ class ProximitySVI(SVI):
         guide: as in NumPyro.
         optim: a NumPyro or an Optax optimiser.
         loss: a NumPyro `ELBO`.
-        proximity: one constraint, or several. None of them, `()`, is plain SVI, or annealing with an `AnnealedELBO`.
+        constraint: one, or several. None of them, `()`, is plain SVI, or annealing with an `AnnealedELBO`.
         static_kwargs: as in NumPyro.
 
     Example:
@@ -93,22 +93,16 @@ class ProximitySVI(SVI):
         guide: Guide,
         optim: Any,
         loss: ELBO,
-        proximity: Proximity | Sequence[Proximity],
+        constraint: Proximity | Sequence[Proximity],
         **static_kwargs: Any,
     ) -> None:
         super().__init__(model, guide, optim, loss, **static_kwargs)
-        constraints = (proximity,) if isinstance(proximity, Proximity) else proximity
-        if not isinstance(constraints, Sequence) or not all(isinstance(c, Proximity) for c in constraints):
-            raise TypeError(
-                f"`proximity` must be a Proximity or a sequence of them, got {proximity!r}; write "
-                "`Proximity(proxvi.entropy, magnitude=...)`."
-            )
         if isinstance(self.optim, Minimize):
             raise TypeError(
                 "`optim` must take one gradient step at a time, got Minimize, which runs to the end within one step; "
                 "use an Optax optimiser."
             )
-        self.constraints = tuple(constraints)
+        self.constraints = as_constraints(constraint)
         self._statistic_arguments = statistic_arguments(self.constraints)
         self._initialised: Objective | None = None
 

@@ -1,6 +1,6 @@
-"""Door 1: constraints in any Optax loop."""
+"""Constraints in any Optax loop."""
 
-from proxvi.transforms.chain_link import ProximityState, proximity, telemetry
+from proxvi.transforms.constrained import ConstrainedState, ProximityState, proximity, telemetry
 from proxvi.transforms.inner_loop import InnerLoopState, proximity_inner_loop
 
-__all__ = ["InnerLoopState", "ProximityState", "proximity", "proximity_inner_loop", "telemetry"]
+__all__ = ["ConstrainedState", "InnerLoopState", "ProximityState", "proximity", "proximity_inner_loop", "telemetry"]

@@ -115,8 +115,8 @@ def _ascend(trial: Trial, params: Factor, x: Array, magnitude: optax.Schedule) -
 
 def _proximity(statistic: Statistic, *, b2: float = 0.99, **options: Any) -> Method:
     def method(trial: Trial, params: Factor, x: Array) -> tuple[Factor, Array]:
-        link = proxvi.proximity(statistic, magnitude=_decay(trial), **options)
-        return _descend(trial, optax.chain(link, _adam(trial, b2)), params, x)
+        constraint = proxvi.Proximity(statistic, magnitude=_decay(trial), **options)
+        return _descend(trial, proxvi.proximity(_adam(trial, b2), constraint), params, x)
 
     return method
 

@@ -64,18 +64,18 @@ def _descend(
     trial: Trial,
     params: Weights,
     data: Data,
-    *links: optax.GradientTransformation,
+    *constraints: proxvi.Proximity,
     annealing: optax.Schedule | None = None,
 ) -> tuple[Weights, Array]:
-    """Adam, after these links of an Optax chain."""
+    """Adam with these constraints."""
     adam = optax.adam(optax.cosine_decay_schedule(trial.learning_rate, trial.steps), b2=0.99)
-    optimizer = optax.chain(*links, adam) if links else adam
+    optimizer = proxvi.proximity(adam, constraints) if constraints else adam
     return descend(lambda p, heat: logistic.elbo(p, *data, heat), optimizer, params, trial.steps, annealing)
 
 
 def _proximity(statistic: Statistic, **options: Any) -> Method:
     def method(trial: Trial, params: Weights, data: Data) -> tuple[Weights, Array]:
-        return _descend(trial, params, data, proxvi.proximity(statistic, magnitude=_decay(trial), **options))
+        return _descend(trial, params, data, proxvi.Proximity(statistic, magnitude=_decay(trial), **options))
 
     return method
 

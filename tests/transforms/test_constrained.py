@@ -1,4 +1,4 @@
-"""Algorithm 2 as a link in an Optax chain."""
+"""Algorithm 2 with any Optax optimiser. With `optax.identity()` its update is the gradient with the constraint."""
 
 from typing import Any
 
@@ -19,15 +19,15 @@ def bernoulli_entropy(params: jax.Array) -> jax.Array:
 def test_update_equation_by_hand() -> None:
     """Two steps of equation (fast-update) with f(λ) = λ², squared distance, ρ = 0.1, k = 2, α = 0.5, worked by hand."""
     with jax.enable_x64(True):
-        optimizer = optax.chain(
-            proxvi.proximity(
+        optimizer = proxvi.proximity(
+            optax.sgd(0.1),
+            proxvi.Proximity(
                 lambda params: params**2,
                 magnitude=2.0,
                 distance=proxvi.squared,
                 reference=proxvi.parameter_average(0.5),
                 relative=False,
             ),
-            optax.sgd(0.1),
         )
         params = jnp.array(3.0, jnp.float64)
         state = optimizer.init(params)
@@ -46,15 +46,23 @@ def test_update_equation_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_share_is_that_of_the_latest_sixteenth_step() -> None:
+def test_share_is_measured_from_the_second_step_on() -> None:
     link = proxvi.proximity(
-        proxvi.identity, magnitude=2.0, distance=proxvi.squared, reference=proxvi.parameter_average(0.0), relative=False
+        optax.identity(),
+        proxvi.Proximity(
+            proxvi.identity,
+            magnitude=2.0,
+            distance=proxvi.squared,
+            reference=proxvi.parameter_average(0.0),
+            relative=False,
+        ),
     )
     state, shares = link.init(jnp.array(0.0)), []
     for t in range(18):  # each step moves by 0.5, so k ∇d = 2 · 2 · 0.5 = 2 beside a gradient of 6
         _, state = link.update(jnp.array(6.0), state, jnp.array(0.5 * t))
         shares.append(float(proxvi.telemetry(state)[0].share))
-    assert shares == [0.0] * 16 + [0.25] * 2
+    assert np.isnan(shares[0])  # the reference is the current iterate
+    assert shares[1:] == [0.25] * 17
 
 
 def test_kl_proximal_step_of_a_conjugate_model() -> None:
@@ -74,9 +82,9 @@ def test_kl_proximal_step_of_a_conjugate_model() -> None:
             update=lambda state, params, value, step: state,
             value=lambda state, statistic, value, step: statistic(state),
         )
-        optimizer = optax.chain(
-            proxvi.proximity(q, magnitude=k, distance=proxvi.kl, reference=anchor, relative=False),
+        optimizer = proxvi.proximity(
             optax.adam(optax.exponential_decay(0.05, 2_000, 1e-3)),
+            proxvi.Proximity(q, magnitude=k, distance=proxvi.kl, reference=anchor, relative=False),
         )
         params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), start)
 
@@ -116,15 +124,18 @@ def quadratic(optimizer: Any, steps: int, start: Any) -> tuple[Any, Any, Any]:
     ],
 )
 def test_constraint_slows_the_statistic_and_then_lets_go(reference: proxvi.Reference, magnitude: float) -> None:
-    link = proxvi.proximity(
-        bernoulli_entropy,
-        magnitude=optax.exponential_decay(magnitude, 2_000, 1e-10),
-        reference=reference,
-        distance=proxvi.squared,
+    optimizer = proxvi.proximity(
+        optax.adam(0.01),
+        proxvi.Proximity(
+            bernoulli_entropy,
+            magnitude=optax.exponential_decay(magnitude, 2_000, 1e-10),
+            reference=reference,
+            distance=proxvi.squared,
+        ),
     )
     start = jnp.zeros(3)
     free, _, free_trace = quadratic(optax.with_extra_args_support(optax.adam(0.01)), 2_000, start)
-    held, state, held_trace = quadratic(optax.chain(link, optax.adam(0.01)), 2_000, start)
+    held, state, held_trace = quadratic(optimizer, 2_000, start)
     moved = [float(jnp.max(bernoulli_entropy(start) - bernoulli_entropy(t[100]))) for t in (free_trace, held_trace)]
     assert 0 <= moved[1] < 0.9 * moved[0]
     np.testing.assert_allclose(held, free, atol=1e-3)
@@ -132,20 +143,23 @@ def test_constraint_slows_the_statistic_and_then_lets_go(reference: proxvi.Refer
     assert proxvi.telemetry(state)[0].share < 0.01
 
 
-def test_relative_magnitude_is_in_units_of_the_first_finite_loss() -> None:
-    link = proxvi.proximity(proxvi.identity, magnitude=0.5)
+def test_relative_magnitude_is_in_units_of_the_first_finite_losses() -> None:
+    link = proxvi.proximity(optax.identity(), proxvi.Proximity(proxvi.identity, magnitude=0.5))
     params = jnp.ones(2)
     update, state, seen = jax.jit(link.update), link.init(params), []
     for loss in (jnp.nan, 0.0, -8.0, 100.0):
         _, state = update(params, state, params, value=jnp.asarray(loss))
         seen.append(float(proxvi.telemetry(state)[0].magnitude))
-    assert seen == [0.0, 0.0, 4.0, 4.0]
+    assert seen == [0.0, 0.0, 4.0, 27.0]  # half of the mean of 8 and 100
 
 
 @pytest.mark.slow
 def test_magnitude_follows_the_schedule_of_the_paper() -> None:
     steps, gamma = 50, 1e-10
-    link = proxvi.proximity(proxvi.identity, magnitude=optax.exponential_decay(1.0, steps, gamma), relative=False)
+    link = proxvi.proximity(
+        optax.identity(),
+        proxvi.Proximity(proxvi.identity, magnitude=optax.exponential_decay(1.0, steps, gamma), relative=False),
+    )
     params = jnp.ones(2)
     state, seen = link.init(params), []
     for _ in range(steps):
@@ -156,7 +170,10 @@ def test_magnitude_follows_the_schedule_of_the_paper() -> None:
 
 def test_a_magnitude_that_turns_nan_is_not_hidden() -> None:
     link = proxvi.proximity(
-        proxvi.identity, magnitude=lambda step: jnp.where(jnp.less(step, 1), 1.0, jnp.nan), relative=False
+        optax.identity(),
+        proxvi.Proximity(
+            proxvi.identity, magnitude=lambda step: jnp.where(jnp.less(step, 1), 1.0, jnp.nan), relative=False
+        ),
     )
     params = jnp.ones(2)
     updates, state = link.update(params, link.init(params), params)
@@ -168,10 +185,13 @@ def test_a_magnitude_that_turns_nan_is_not_hidden() -> None:
 def test_no_gradient_reaches_the_prior() -> None:
     params = {"q": jnp.array(1.0), "prior": jnp.array(0.0)}
     link = proxvi.proximity(
-        lambda p: proxvi.kl_to_prior(dist.Normal(p["q"], 1.0), dist.Normal(p["prior"], 1.0)),
-        magnitude=1.0,
-        reference=proxvi.statistic_average(0.5),
-        relative=False,
+        optax.identity(),
+        proxvi.Proximity(
+            lambda p: proxvi.kl_to_prior(dist.Normal(p["q"], 1.0), dist.Normal(p["prior"], 1.0)),
+            magnitude=1.0,
+            reference=proxvi.statistic_average(0.5),
+            relative=False,
+        ),
     )
     zeros = jax.tree.map(jnp.zeros_like, params)
     _, state = link.update(zeros, link.init(params), params)
@@ -180,19 +200,24 @@ def test_no_gradient_reaches_the_prior() -> None:
 
 
 @pytest.mark.slow
-def test_several_constraints_chain_and_add_up() -> None:
+def test_several_constraints_add_up_and_each_has_its_own_share() -> None:
     params, later = jnp.array([1.0, -1.0]), jnp.array([0.5, 0.5])
-    entropy = proxvi.proximity(bernoulli_entropy, magnitude=2.0, relative=False)
-    euclid = proxvi.proximity(proxvi.identity, magnitude=3.0, distance=proxvi.squared, relative=False)
+    entropy = proxvi.Proximity(bernoulli_entropy, magnitude=2.0, relative=False)
+    euclid = proxvi.Proximity(proxvi.identity, magnitude=3.0, distance=proxvi.squared, relative=False)
 
-    def constrained(*links: optax.GradientTransformationExtraArgs) -> tuple[Any, Any]:
-        chain = optax.chain(*links)
-        _, state = chain.update(jnp.zeros(2), chain.init(params), params)
-        return chain.update(jnp.zeros(2), state, later)
+    def constrained(*constraints: proxvi.Proximity) -> tuple[Any, Any]:
+        optimizer = proxvi.proximity(optax.identity(), constraints)
+        _, state = optimizer.update(jnp.zeros(2), optimizer.init(params), params)
+        return optimizer.update(jnp.ones(2), state, later)
 
     both, state = constrained(entropy, euclid)
-    np.testing.assert_allclose(both, constrained(entropy)[0] + constrained(euclid)[0], rtol=1e-6)
-    assert [float(t.magnitude) for t in proxvi.telemetry(state)] == [2.0, 3.0]
+    each = [constrained(c) for c in (entropy, euclid)]
+    np.testing.assert_allclose(both, each[0][0] + each[1][0] - 1.0, rtol=1e-6)
+    reports = proxvi.telemetry(state)
+    assert [float(t.magnitude) for t in reports] == [2.0, 3.0]
+    for together, (_, alone) in zip(reports, each, strict=True):
+        assert 0.1 < float(together.share) < 0.9
+        assert together.share == proxvi.telemetry(alone)[0].share
 
 
 @pytest.mark.slow
@@ -203,12 +228,15 @@ def test_hundred_starts_under_vmap_inside_scan_compile_once() -> None:
     def run(starts: jax.Array) -> tuple[Any, Any, Any]:
         nonlocal traces
         traces += 1
-        link = proxvi.proximity(
-            bernoulli_entropy,
-            magnitude=optax.exponential_decay(1.0, 500, 1e-10),
-            reference=proxvi.statistic_average(),
+        optimizer = proxvi.proximity(
+            optax.adam(0.05),
+            proxvi.Proximity(
+                bernoulli_entropy,
+                magnitude=optax.exponential_decay(1.0, 500, 1e-10),
+                reference=proxvi.statistic_average(),
+            ),
         )
-        return jax.vmap(lambda start: quadratic(optax.chain(link, optax.adam(0.05)), 500, start))(starts)
+        return jax.vmap(lambda start: quadratic(optimizer, 500, start))(starts)
 
     starts = jax.random.normal(jax.random.key(0), (100, 3))
     final, state, _ = run(starts)
@@ -216,10 +244,13 @@ def test_hundred_starts_under_vmap_inside_scan_compile_once() -> None:
     assert traces == 1
     assert jnp.shape(proxvi.telemetry(state)[0].share) == (100,)
     np.testing.assert_allclose(final, 2.0, atol=1e-2)
-    link = proxvi.proximity(
-        bernoulli_entropy, magnitude=optax.exponential_decay(1.0, 500, 1e-10), reference=proxvi.statistic_average()
+    optimizer = proxvi.proximity(
+        optax.adam(0.05),
+        proxvi.Proximity(
+            bernoulli_entropy, magnitude=optax.exponential_decay(1.0, 500, 1e-10), reference=proxvi.statistic_average()
+        ),
     )
-    alone, _, _ = jax.jit(lambda start: quadratic(optax.chain(link, optax.adam(0.05)), 500, start))(starts[7])
+    alone, _, _ = jax.jit(lambda start: quadratic(optimizer, 500, start))(starts[7])
     np.testing.assert_allclose(final[7], alone, rtol=1e-4)
 
 
@@ -228,7 +259,10 @@ def test_vmap_over_magnitudes() -> None:
     params, later = jnp.array([1.0]), jnp.array([0.5])
 
     def pull(magnitude: jax.Array) -> jax.Array:
-        link = proxvi.proximity(proxvi.identity, magnitude=magnitude, distance=proxvi.squared, relative=False)
+        link = proxvi.proximity(
+            optax.identity(),
+            proxvi.Proximity(proxvi.identity, magnitude=magnitude, distance=proxvi.squared, relative=False),
+        )
         _, state = link.update(jnp.zeros(1), link.init(params), params)
         return jnp.asarray(link.update(jnp.zeros(1), state, later)[0])
 
@@ -250,11 +284,10 @@ def test_sharded_batch_gives_the_updates_of_one_device() -> None:
         return proxvi.entropy(dist.Bernoulli(logits=batch @ params).to_event(1))
 
     link = proxvi.proximity(
-        entropy,
-        magnitude=5.0,
-        distance=proxvi.squared,
-        reference=proxvi.statistic_average(0.9),
-        relative=False,
+        optax.identity(),
+        proxvi.Proximity(
+            entropy, magnitude=5.0, distance=proxvi.squared, reference=proxvi.statistic_average(0.9), relative=False
+        ),
         example={"batch": batch},
     )
 
@@ -282,20 +315,53 @@ def test_sharded_batch_gives_the_updates_of_one_device() -> None:
     assert abs(np.mean(parts) - whole) > 0.02 * whole
 
 
-def test_masked_keeps_a_reference_only_for_what_the_statistic_reads() -> None:
+def test_partition_keeps_a_reference_only_for_what_the_statistic_reads() -> None:
     params = {"encoder": jnp.ones(3), "decoder": jnp.ones((5, 5))}
-    link = optax.masked(
-        proxvi.proximity(lambda p: p["encoder"] ** 2, magnitude=1.0, relative=False),
-        {"encoder": True, "decoder": False},
+    constraint = proxvi.Proximity(lambda p: p["encoder"] ** 2, magnitude=1.0, relative=False)
+    optimizer = optax.partition(
+        {"held": proxvi.proximity(optax.sgd(0.1), constraint), "free": optax.sgd(0.1)},
+        {"encoder": "held", "decoder": "free"},
     )
-    state = link.init(params)
+    state = optimizer.init(params)
     assert {leaf.shape for leaf in jax.tree.leaves(state)} == {(), (3,)}
-    updates, _ = link.update(params, state, params)
+    updates, _ = optimizer.update(params, state, params)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
+def test_parameters_split_over_a_mesh_of_explicit_axes() -> None:
+    """`jax.make_mesh` makes such axes by default; nothing may be flattened there."""
+    mesh = jax.make_mesh((2, 4), ("rows", "columns"))
+    constraint = proxvi.Proximity(
+        lambda p: (jnp.sum(p**2), proxvi.orthogonal(p)), magnitude=1.0, distance=lambda _, f: f[0], relative=False
+    )
+    optimizer = proxvi.proximity(optax.adam(0.1), constraint)
+    params = jnp.arange(32.0).reshape(4, 8)
+
+    def steps(params: Any) -> Any:
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for _ in range(2):  # the share is measured in the second
+            updates, state = update(params, state, params)
+            params = params + updates
+        return params, proxvi.telemetry(state)[0].share
+
+    alone, share = steps(params)
+    with jax.set_mesh(mesh):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows", "columns"))
+        split, same = steps(jax.device_put(params, sharding))
+    assert split.sharding.spec == jax.sharding.PartitionSpec("rows", "columns")
+    np.testing.assert_allclose(split, alone, rtol=1e-5)
+    np.testing.assert_allclose(same, share, rtol=1e-5)
+
+
+def test_the_optimiser_is_not_forgotten_and_cannot_come_first() -> None:
+    constraint = proxvi.Proximity(proxvi.identity, magnitude=1.0, relative=False)
+    wrong: Any = constraint
+    with pytest.raises(TypeError, match="optimizer"):
+        proxvi.proximity(wrong, constraint)
+
+
 def test_state_and_parameters_may_be_donated_together() -> None:
-    optimizer = optax.chain(proxvi.proximity(proxvi.identity, magnitude=1.0, relative=False), optax.sgd(0.1))
+    optimizer = proxvi.proximity(optax.sgd(0.1), proxvi.Proximity(proxvi.identity, magnitude=1.0, relative=False))
 
     def step(params: jax.Array, state: Any) -> tuple[Any, Any]:
         updates, state = optimizer.update(2 * params, state, params)
@@ -312,7 +378,9 @@ def test_state_and_parameters_may_be_donated_together() -> None:
 @pytest.mark.slow
 def test_state_keeps_its_structure_and_dtypes_for_low_precision_parameters() -> None:
     for reference in (proxvi.parameter_average(), proxvi.statistic_average()):
-        link = proxvi.proximity(proxvi.identity, magnitude=1.0, reference=reference, relative=False)
+        link = proxvi.proximity(
+            optax.identity(), proxvi.Proximity(proxvi.identity, magnitude=1.0, reference=reference, relative=False)
+        )
         params = jnp.ones(4, jnp.bfloat16)
         state = link.init(params)
         updates, after = link.update(params, state, params)

@@ -1,0 +1,140 @@
+"""Any Optax optimiser with constraints (Algorithm 2 of the paper)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from proxvi._arguments import Arguments, check_call, check_parameters
+from proxvi._typing import ParamTree, Tree
+from proxvi.constraints import ConstraintState, Proximity, Telemetry, add, as_constraints, share_of_gradient
+
+__all__ = ["ConstrainedState", "ProximityState", "proximity", "telemetry"]
+
+SHARE_EVERY = 16  # at every step the two norms would be a tenth of the time of a sigmoid belief network's step
+
+
+class ProximityState(NamedTuple):
+    """State of one constraint.
+
+    Attributes:
+        constraint: what the next step needs.
+        telemetry: what the latest step did.
+    """
+
+    constraint: ConstraintState
+    telemetry: Telemetry
+
+
+class ConstrainedState(NamedTuple):
+    """State of `proximity`.
+
+    Attributes:
+        constraints: one for each constraint.
+        optimizer: of the optimiser within.
+    """
+
+    constraints: tuple[ProximityState, ...]
+    optimizer: optax.OptState
+
+
+def proximity(
+    optimizer: optax.GradientTransformation,
+    constraint: Proximity | Sequence[Proximity],
+    *,
+    example: Mapping[str, Tree] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Give an optimiser constraints: fast proximity variational inference (Algorithm 2).
+
+        g ← ∇(−ELBO)(λ_t) + Σ k_t · ∇_λ d(f(λ̃_t), f(λ_t)),   then a step of the optimiser along g
+
+    It needs the parameters, and with `relative` the loss: `update(grads, state, params, value=loss)`. It takes the
+    optimiser, and is no link of a chain, because behind the optimiser it would push the wrong way.
+
+    Args:
+        optimizer: any Optax optimiser, or a chain of them.
+        constraint: one or several. A statistic is a function of the parameters here. Its other arguments are taken by
+            name from `update`: an argument called `batch` from `update(..., batch=batch)`. An argument with a default
+            other than None keeps it.
+        example: the further arguments of the statistics by name, as arrays or `jax.ShapeDtypeStruct`.
+            `statistic_average` needs them, because Optax's `init` sees only the parameters.
+
+    Returns:
+        The optimiser. `telemetry(state)` reads from its state what each constraint did.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro.distributions as dist, optax, proxvi
+        >>> constraint = proxvi.Proximity(
+        ...     lambda params: proxvi.entropy(dist.Bernoulli(logits=params).to_event(1)),
+        ...     magnitude=optax.exponential_decay(1.0, 1_000, 1e-10),
+        ... )
+        >>> optimizer = proxvi.proximity(optax.adam(0.1), constraint)
+        >>> params = jnp.zeros(3)
+        >>> state = optimizer.init(params)
+        >>> loss, grads = jax.value_and_grad(lambda p: jnp.sum((p - 2.0) ** 2))(params)
+        >>> updates, state = optimizer.update(grads, state, params, value=loss)
+        >>> print(proxvi.telemetry(state)[0].magnitude)
+        12.0
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"`optimizer` must be an Optax optimiser, got {optimizer!r}; write "
+            "`proximity(optax.adam(1e-3), constraint)`."
+        )
+    inner = optax.with_extra_args_support(optimizer)
+    constraints = as_constraints(constraint)
+    arguments = Arguments.of_all([c.statistic for c in constraints], example)
+    relative = any(c.relative for c in constraints)
+
+    def init(params: ParamTree) -> ConstrainedState:
+        check_parameters(params)
+        states = [
+            ProximityState(c.init(params, lambda c=c, a=a: a.describe(c.statistic, params)), Telemetry.unmeasured())
+            for c, a in zip(constraints, arguments, strict=True)
+        ]
+        return ConstrainedState(tuple(states), inner.init(params))
+
+    def update(
+        updates: ParamTree, state: Any, params: ParamTree = None, **extra: Any
+    ) -> tuple[ParamTree, ConstrainedState]:
+        check_call(updates, params, extra, relative=relative)
+        gradient, states = updates, []
+        for c, a, before in zip(constraints, arguments, state.constraints, strict=True):
+            at = a.bind(c.statistic, params, extra)
+
+            def distance_at(p: ParamTree, c: Proximity = c, at: Any = at, before: Any = before) -> tuple[Any, Any]:
+                step = c.step(before.constraint, p, at(p), at, extra.get("value"))
+                return step.distance, (step.magnitude, step.state)
+
+            (distance, (magnitude, after)), slope = jax.value_and_grad(distance_at, has_aux=True)(params)
+            share = jax.lax.cond(
+                before.constraint.step % SHARE_EVERY == 1,  # at step 0 the reference is the current iterate
+                lambda slope=slope, magnitude=magnitude: share_of_gradient(updates, magnitude, slope),
+                lambda before=before: before.telemetry.share,
+            )
+            gradient = add(gradient, magnitude, slope)
+            states.append(ProximityState(after, Telemetry(distance, magnitude, share)))
+        step, of_optimizer = inner.update(gradient, state.optimizer, params, **extra)
+        return step, ConstrainedState(tuple(states), of_optimizer)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def telemetry(state: Tree) -> tuple[Telemetry, ...]:
+    """Read from the state of an optimiser what each constraint did at the latest step. Nothing is computed.
+
+    Args:
+        state: the state of an Optax optimiser, or any tree that holds it.
+
+    Returns:
+        One `Telemetry` for each constraint, in their order.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, proxvi
+        >>> constraint = proxvi.Proximity(proxvi.identity, magnitude=1.0, relative=False)
+        >>> len(proxvi.telemetry(proxvi.proximity(optax.sgd(0.1), [constraint, constraint]).init(jnp.ones(2))))
+        2
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Telemetry))
+    return tuple(node for node in nodes if isinstance(node, Telemetry))
