@@ -140,22 +140,30 @@ CASES: dict[str, tuple[Statistic, Any]] = {
 def test_gradient_of_a_statistic_agrees_with_enumeration(name: str, layers: int) -> None:
     statistic, value = CASES[name]
     mean, error = sampled_gradient(layers, statistic, proxvi.LeaveOneOutELBO(5), DRAWS)
-    exact = jax.grad(lambda params: expected(layers, value, params))(initial(layers))
+    exact = jax.jit(jax.grad(lambda params: expected(layers, value, params)))(initial(layers))
     for site, slope in exact.items():
         np.testing.assert_array_less(np.abs(mean[site] - slope), 4 * error[site] + 1e-6, err_msg=site)
     assert np.abs(exact["bias0"]).min() > 1e-3  # the parents have a slope to be found
 
 
 @pytest.mark.parametrize(
-    "loss", [proxvi.LeaveOneOutELBO(5), proxvi.VimcoELBO(4), TraceGraph_ELBO(), TraceGraph_ELBO(3)]
+    "loss",
+    [
+        proxvi.LeaveOneOutELBO(5),
+        *(
+            pytest.param(loss, marks=pytest.mark.slow)
+            for loss in (proxvi.VimcoELBO(4), TraceGraph_ELBO(), TraceGraph_ELBO(3))
+        ),
+    ],
 )
 def test_every_estimator_of_discrete_latents_has_the_score_term(loss: ELBO) -> None:
     mean, error = sampled_gradient(2, lambda q: proxvi.entropy(q["z1"]), loss, 20_000)
-    exact = jax.grad(lambda params: expected(2, entropy_of_last, params))(initial(2))
+    exact = jax.jit(jax.grad(lambda params: expected(2, entropy_of_last, params)))(initial(2))
     for site, slope in exact.items():
         np.testing.assert_array_less(np.abs(mean[site] - slope), 4 * error[site] + 1e-6, err_msg=site)
 
 
+@pytest.mark.slow
 def test_distance_between_distributions_has_the_score_term() -> None:
     """`KL(Bernoulli(0.3) ‖ q)`, the mean of it over the sampled parents."""
 
@@ -168,11 +176,12 @@ def test_distance_between_distributions_has_the_score_term() -> None:
     def value(_: list[Array], logits: list[Array], __: Params) -> Array:
         return jnp.sum(jax.nn.softplus(logits[1]) - 0.3 * logits[1], axis=-1)
 
-    exact = jax.grad(lambda params: expected(2, value, params))(initial(2))
+    exact = jax.jit(jax.grad(lambda params: expected(2, value, params)))(initial(2))
     for site, slope in exact.items():
         np.testing.assert_array_less(np.abs(mean[site] - slope), 4 * error[site] + 1e-6, err_msg=site)
 
 
+@pytest.mark.slow
 def test_each_data_point_has_a_baseline_of_its_own() -> None:
     """The noise of our statistics is below that of the same statistic written by hand, whose parts are not known."""
 

@@ -35,6 +35,10 @@ Y = FEATURES @ jnp.array([1.0, -2.0, 0.5]) + 0.3 * jax.random.normal(jax.random.
 PIXELS = (jax.random.uniform(KEY, (20, 12)) < 0.3).astype(jnp.float32)
 
 
+# Many runs here are too short, or their magnitude constant on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
+
 @pytest.fixture(autouse=True)
 def ranks_are_numpyros_business() -> Any:
     with jax.numpy_rank_promotion("allow"):

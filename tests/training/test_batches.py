@@ -19,6 +19,9 @@ from proxvi.training._batches import Arrays
 from . import faults
 from .common import KEY, ROWS, CrashError, crash_at
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 def test_each_epoch_visits_every_row_once_in_another_order() -> None:
     source = Arrays((np.arange(103),), 10, KEY, longest=25)

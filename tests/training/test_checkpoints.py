@@ -23,6 +23,9 @@ from proxvi.training.checkpoints import Checkpoints
 from . import faults
 from .common import KEY, ROWS
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 @pytest.mark.slow
 def test_checkpoints_of_another_run_are_refused_by_name(tmp_path: Path) -> None:

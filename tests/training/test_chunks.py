@@ -18,6 +18,9 @@ from proxvi.training._chunks import ChunkRunner
 from . import faults
 from .common import KEY, ROWS
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 @pytest.mark.slow
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:

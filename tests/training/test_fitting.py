@@ -18,6 +18,9 @@ import proxvi
 from . import faults
 from .common import KEY, ROWS, CrashError, crash_at
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 @pytest.mark.slow
 def test_bits_do_not_depend_on_how_the_run_is_cut_up(tmp_path: Path) -> None:

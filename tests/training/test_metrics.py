@@ -13,6 +13,9 @@ import proxvi
 from . import faults
 from .common import KEY, ROWS
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 @pytest.mark.slow
 def test_metrics_of_several_constraints_are_lists_and_two_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from proxvi.training._chunks import ChunkRunner
 from . import faults
 from .common import KEY, ROWS
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 @pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one() -> None:

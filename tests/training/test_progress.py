@@ -7,6 +7,9 @@ from proxvi.training._progress import Progress
 
 from . import faults
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 def test_any_finite_validation_elbo_is_better_than_nan() -> None:
     progress = Progress(np.empty(0))

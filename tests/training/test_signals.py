@@ -8,6 +8,9 @@ import pytest
 
 from . import faults
 
+# Many runs here are too short to let go of the constraint.
+pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
+
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
