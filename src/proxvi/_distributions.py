@@ -241,8 +241,8 @@ def entropy(d: Distribution, key: Array | None, num_samples: int) -> Array:
     if isinstance(d, _CATEGORICAL):
         return _categorical_entropy(jnp.asarray(d.logits))
     try:
-        if isinstance(d, dist.TransformedDistribution) and _has_linear_log_jacobian(d.transforms):
-            return _transformed_entropy(d)
+        if isinstance(d, dist.TransformedDistribution) and not _is_folded(d):
+            return _transformed_entropy(d, key, num_samples)
         return d.entropy()
     except NotImplementedError:
         pass
@@ -456,17 +456,22 @@ def _has_linear_log_jacobian(chain: list[transforms.Transform]) -> bool:
     return exponentials <= 1 and all(isinstance(t, (*_AFFINE, transforms.ExpTransform)) for t in chain)
 
 
-def _transformed_entropy(d: dist.TransformedDistribution) -> Array:
-    """`H(y) = H(x) + E[log |dy/dx|(x)]`; the last term is `log |dy/dx|(E[x])`, because it is linear in x."""
+def _transformed_entropy(d: dist.TransformedDistribution, key: Array | None, num_samples: int) -> Array:
+    """`H(y) = H(x) + E[log |dy/dx|(x)]`; the last term is `log |dy/dx|(E[x])` if it is linear in x, else sampled."""
     entropy = d.base_dist.entropy()
-    x = jnp.broadcast_to(jnp.asarray(d.base_dist.mean), d.base_dist.shape())
-    for transform in d.transforms:
-        y = transform(x)
-        log_jacobian = transform.log_abs_det_jacobian(x, y, None)
-        event_axes = tuple(range(transform.codomain.event_dim - d.event_dim, 0))
-        entropy = entropy + jnp.sum(log_jacobian, axis=event_axes)
-        x = y
-    return entropy
+
+    def log_jacobian(x: Array, _: Any = None) -> Array:
+        total = jnp.zeros(d.batch_shape)
+        for transform in d.transforms:
+            y, intermediates = transform.call_with_intermediates(x)
+            each = transform.log_abs_det_jacobian(x, y, intermediates)
+            total = total + jnp.sum(each, axis=tuple(range(transform.codomain.event_dim - d.event_dim, 0)))
+            x = y
+        return total
+
+    if _has_linear_log_jacobian(d.transforms):
+        return entropy + log_jacobian(jnp.broadcast_to(jnp.asarray(d.base_dist.mean), d.base_dist.shape()))
+    return entropy + expectation(d.base_dist, log_jacobian, key, num_samples, "entropy")
 
 
 def _same_bijection(q: Distribution, p: Distribution) -> bool:

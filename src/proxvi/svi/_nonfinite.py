@@ -12,6 +12,7 @@ from proxvi._validation import is_sharded
 if TYPE_CHECKING:
     from proxvi.svi.proximity_svi import ProximitySVI, ProximitySVIState
 
+SMALL = 10_000  # numbers of an array
 LOSS, STATE = -1, -2  # in `Skipped.parameter`
 
 
@@ -100,7 +101,7 @@ def is_finite(tree: Tree) -> Bool[Array, ""]:
     def total(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:  # keys and counters
             return jnp.zeros(())
-        if is_sharded(x):  # and cannot be reshaped
+        if x.size < SMALL or is_sharded(x):  # quick to compile; and what is sharded cannot be reshaped
             return jnp.where(jnp.all(jnp.isfinite(x)), 0.0, jnp.nan)
         # A product with a vector runs at memory speed on CPU, where a reduction takes ten times as long. The small
         # weight keeps the sum of finite numbers finite; that of float16 is taken in float32.
