@@ -29,6 +29,7 @@ def guide() -> None:
 def test_gradient_at_a_logit_of_exactly_zero_is_the_limit_of_those_beside_it(loss: ELBO) -> None:
     keys = jax.random.split(jax.random.key(0), 4_000)
 
+    @jax.jit
     def gradient(logit: float) -> Array:
         def of_key(key: Array) -> Array:
             return jax.grad(lambda x: loss.loss(key, {"logit": x}, model, guide))(logit)
@@ -50,7 +51,7 @@ def test_likelihood_at_a_logit_of_exactly_zero_has_the_right_slope() -> None:
             numpyro.sample("z", dist.Bernoulli(0.5))
 
     x, loss = jnp.array([1.0, 1.0, 0.0]), proxvi.LeaveOneOutELBO(2)
-    slope = jax.grad(lambda head: loss.loss(jax.random.key(0), {"head": head}, network, start, x))(0.0)
+    slope = jax.jit(jax.grad(lambda head: loss.loss(jax.random.key(0), {"head": head}, network, start, x)))(0.0)
     np.testing.assert_allclose(slope, -jnp.sum(x - 0.5), rtol=1e-6)
 
 
@@ -73,7 +74,7 @@ def test_log_density_of_wrapped_bernoullis_is_numpyros(wrap: Any) -> None:
     site = {"fn": d, "value": value, "intermediates": []}
 
     def of_logits(density: Any) -> Array:
-        return jax.grad(lambda x: jnp.sum(density(wrap(dist.Bernoulli(logits=x)))))(logits)
+        return jax.jit(jax.grad(lambda x: jnp.sum(density(wrap(dist.Bernoulli(logits=x))))))(logits)
 
     with jax.numpy_rank_promotion("allow"):
         np.testing.assert_array_equal(log_density(site), d.log_prob(value))
@@ -112,6 +113,7 @@ def test_plate_within_scan() -> None:
 
     keys = jax.random.split(jax.random.key(0), 4_000)
     loss = proxvi.LeaveOneOutELBO(4)
-    each = jax.vmap(lambda key: jax.grad(lambda s: loss.loss(key, {"shift": s}, chain, guess, x))(0.1))(keys)
+    gradient = jax.grad(lambda shift, key: loss.loss(key, {"shift": shift}, chain, guess, x))
+    each = jax.jit(jax.vmap(gradient, in_axes=(None, 0)))(0.1, keys)
     error = float(jnp.std(each)) / np.sqrt(len(keys))
-    assert abs(float(jnp.mean(each)) - float(jax.grad(exact)(0.1))) < 4 * error
+    assert abs(float(jnp.mean(each)) - float(jax.jit(jax.grad(exact))(0.1))) < 4 * error

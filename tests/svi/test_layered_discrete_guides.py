@@ -90,13 +90,15 @@ def sampled_gradient(
 
 def expected(layers: int, value: Callable[[list[Array], list[Array], Params], Array], params: Params) -> Array:
     """`E[value]`, by a sum over all states of all units of a data point, averaged over the data points."""
-    total = jnp.zeros(len(X))
-    for states in itertools.product(itertools.product((0.0, 1.0), repeat=2), repeat=layers):
-        z = [jnp.broadcast_to(jnp.array(s), (len(X), 2)) for s in states]
+    states = jnp.array(list(itertools.product((0.0, 1.0), repeat=2 * layers))).reshape(-1, layers, 2)
+
+    def weighted(state: Array) -> Array:
+        z = [jnp.broadcast_to(s, (len(X), 2)) for s in state]
         logits = [logits_of(i, params, z[i - 1] if i else None) for i in range(layers)]
         log_q = sum(jnp.sum(-jax.nn.softplus((1.0 - 2.0 * a) * b), axis=-1) for a, b in zip(z, logits, strict=True))
-        total = total + jnp.exp(log_q) * value(z, logits, params)
-    return jnp.mean(total)
+        return jnp.exp(log_q) * value(z, logits, params)
+
+    return jnp.mean(jnp.sum(jax.vmap(weighted)(states), axis=0))
 
 
 def entropy_of_last(_: list[Array], logits: list[Array], __: Params) -> Array:
