@@ -84,7 +84,9 @@ def average_moments(
 def average_divergence(
     d: Distribution, other: Distribution, key: Array | None = None, num_samples: int = 0
 ) -> Float[Array, "*units"]:
-    """Divergence `KL(d ‖ other)` of each latent unit, averaged over the batch."""
+    """Divergence `KL(d ‖ other)` of each latent unit, averaged over the batch; of all together if `other` says so."""
+    if isinstance(other, KnownAtSample):  # KL = −H(d) − E[log p]
+        return -jnp.sum(average_entropy(d, key, num_samples)) - jnp.mean(other.log_density)
     p = innermost(other)
     return average_over_batch(d, lambda base: kl(base, p, key, num_samples))
 
@@ -92,6 +94,20 @@ def average_divergence(
 def is_distribution(node: Any) -> bool:
     """Whether `node` is a NumPyro distribution (a pytree itself, so JAX takes it for a leaf only if told)."""
     return isinstance(node, Distribution)
+
+
+class KnownAtSample(dist.Distribution):
+    """A density of several latents together, known only at the sample that the guide drew.
+
+    Args:
+        log_density: there, differentiable in the sample.
+    """
+
+    pytree_data_fields = ("log_density",)
+
+    def __init__(self, log_density: Array) -> None:
+        self.log_density = log_density
+        super().__init__(validate_args=False)
 
 
 class SampledParents(NamedTuple):

@@ -76,7 +76,8 @@ def kl_to_prior(q: Tree, prior: Tree, *, total: bool = False, key: Array | None 
 
         f(λ) = KL(q(z; λ) ‖ p(z))
 
-    It is a statistic, not the KL term of an ELBO: the batch is averaged, and no gradient reaches the prior.
+    It is a statistic, not the KL term of an ELBO: the batch is averaged, and no gradient reaches the prior. Where both
+    are dictionaries, as in `ProximitySVI`, sites of `q` without a prior (auxiliary ones) are left out.
 
     Args:
         q: a distribution or a tree of distributions.
@@ -96,6 +97,8 @@ def kl_to_prior(q: Tree, prior: Tree, *, total: bool = False, key: Array | None 
         >>> print(kl_to_prior(q, dist.Normal(0.0, 1.0)))
         [0. 2.]
     """
+    if isinstance(q, dict) and isinstance(prior, dict):
+        q = {name: q[name] for name in q if name in prior}
     if isinstance(prior, Distribution):
         prior = jax.tree.map(lambda _: prior, q, is_leaf=_distributions.is_distribution)
     ours, theirs = (jax.tree.structure(tree, is_leaf=_distributions.is_distribution) for tree in (q, prior))
@@ -113,12 +116,17 @@ def kl_to_prior(q: Tree, prior: Tree, *, total: bool = False, key: Array | None 
     return _distributions.measure_leaves(
         _distributions.average_divergence,
         q,
-        jax.lax.stop_gradient(prior),
+        jax.tree.map(_without_gradient, prior, is_leaf=_distributions.is_distribution),
         name="kl_to_prior",
         total=total,
         key=key,
         num_samples=num_samples,
     )
+
+
+def _without_gradient(prior: Distribution) -> Distribution:
+    # A density that is known only at the sample has a gradient through the sample alone.
+    return prior if isinstance(prior, _distributions.KnownAtSample) else jax.lax.stop_gradient(prior)
 
 
 def orthogonal(weights: Tree) -> list[Array]:

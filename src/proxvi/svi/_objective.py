@@ -203,8 +203,7 @@ class Objective:
         # JAX's `split` is a `fold_in` of small numbers, and the first two are the model's and the guide's.
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
         if "prior" in self.taken[i]:
-            prior = {name: model_trace[name]["fn"] for name in q if name in model_trace}
-            extra["prior"] = jax.lax.stop_gradient(prior)  # a constraint moves the guide alone
+            extra["prior"] = _priors(q, guide_trace, model_trace)
         magnitude = self.constraints[i].magnitude
         if callable(magnitude) and inputs.constraints:
             # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
@@ -331,6 +330,41 @@ def _with_latent_axes(site: dict[str, Any], latent_plates: tuple[str, ...]) -> D
     plates = [-frame.dim for frame in site["cond_indep_stack"] if frame.name not in latent_plates]
     q = site["fn"]
     return q.to_event(min([*plates, len(q.batch_shape) + 1]) - 1)
+
+
+def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[str, Distribution]:
+    """The model's distributions at the sites of the guide, without a gradient: a constraint moves the guide alone.
+
+    A guide may sample all latents at once, as AutoMultivariateNormal does, and hand them on as point masses whose
+    density is that of the change of variables. Their prior is then known at the sample only. So is one whose events
+    are not those of the guide, such as a MultivariateNormal of what AutoNormal samples one by one.
+    """
+
+    def at_sample(names: list[str]) -> _distributions.KnownAtSample:
+        log_density = jnp.zeros(())
+        for name in names:
+            site = {**model_trace[name], "fn": jax.lax.stop_gradient(model_trace[name]["fn"])}
+            log_density = log_density + jnp.sum(_distributions.log_density(site))
+            if name in guide_trace and name not in q:
+                log_density = log_density - jnp.sum(_distributions.log_density(guide_trace[name]))
+        return _distributions.KnownAtSample(log_density)
+
+    prior: dict[str, Distribution] = {}
+    for name, d in q.items():
+        if name in model_trace:
+            p = jax.lax.stop_gradient(model_trace[name]["fn"])
+            alike = _distributions.innermost(p).event_shape == _distributions.innermost(d).event_shape
+            prior[name] = p if alike else at_sample([name])
+    alone = [name for name in q if name not in model_trace]
+    rest = [n for n, s in model_trace.items() if s["type"] == "sample" and not s["is_observed"] and n not in q]
+    if rest and len(alone) != 1:
+        raise ValueError(
+            f"`statistic` takes the prior of {rest}, which the guide must sample by these names, or all of them at one "
+            f"site of its own, got the sites {sorted(q)}; constrain `entropy`, which needs no prior."
+        )
+    if rest:
+        prior[alone[0]] = at_sample(rest)
+    return prior
 
 
 def _without_slope_where(off: Array, tree: Tree) -> Tree:
