@@ -153,7 +153,7 @@ def with_parents(d: Distribution, parents: SampledParents) -> Distribution:
 
 def log_density(site: dict[str, Any]) -> Array:
     """Log density of a site's value, without the scales around the site that NumPyro multiplies it by."""
-    if isinstance(innermost(site["fn"]), dist.BernoulliLogits):
+    if type(innermost(site["fn"])) is dist.BernoulliLogits:  # a subclass may know better
         return _bernoulli_log_density(site["fn"], site["value"])
     intermediates = (site["intermediates"],) if site["intermediates"] else ()
     return jnp.asarray(site["fn"].log_prob(site["value"], *intermediates))

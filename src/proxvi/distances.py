@@ -13,7 +13,6 @@ from jax import Array
 
 from proxvi import _distributions
 from proxvi._typing import Distribution, Float, Scalar, Tree
-from proxvi._validation import named_leaves
 
 __all__ = ["inverse_huber", "kl", "squared"]
 
@@ -119,24 +118,25 @@ def _sum_over_gaps(function: Callable[[Array], Array], reference: Tree, current:
 
 def _paired(reference: Tree, current: Tree, *, name: str) -> Iterator[tuple[str, Any, Any]]:
     """The name of each leaf, and the leaf in both trees; trees that cannot be compared are refused."""
-    before, now = (
-        jax.tree.structure(tree, is_leaf=lambda node: isinstance(node, Distribution)) for tree in (reference, current)
+    (then, before), (pairs, now) = (
+        jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, Distribution))
+        for tree in (reference, current)
     )
     if before != now:
         raise ValueError(
             f"`{name}` compares trees of one structure, got {before} for the reference and {now} now; a statistic must "
             "return the same structure at every step."
         )
-    pairs = list(zip(named_leaves(reference), named_leaves(current), strict=True))
     if not pairs:
         raise ValueError(
             f"`{name}` needs at least one leaf to compare, got an empty tree; let the statistic return something."
         )
-    for (_, x), (at, y) in pairs:
-        then, shape = (leaf.shape() if isinstance(leaf, Distribution) else jnp.shape(leaf) for leaf in (x, y))
-        if then != shape:
+    for (_, x), (path, y) in zip(then, pairs, strict=True):
+        at = jax.tree_util.keystr(path) or "the tree itself"
+        shapes = [leaf.shape() if isinstance(leaf, Distribution) else jnp.shape(leaf) for leaf in (x, y)]
+        if shapes[0] != shapes[1]:
             raise ValueError(
-                f"`{name}` compares equal shapes, got {then} for the reference and {shape} now at {at}; a statistic "
-                "must return the same shape at every step (average over the batch)."
+                f"`{name}` compares equal shapes, got {shapes[0]} for the reference and {shapes[1]} now at {at}; a "
+                "statistic must return the same shape at every step (average over the batch)."
             )
         yield at, x, y

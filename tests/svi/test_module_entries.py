@@ -50,5 +50,5 @@ def test_one_step_enters_few_modules_and_none_more_than_twice(reference: proxvi.
         jax.make_jaxpr(svi.update)(state, x)
     finally:
         sys.setprofile(None)
-    assert 5 <= len(entered) <= 10, entered
+    assert 5 <= len(entered) <= 10, " ".join(entered)
     assert max(Counter(entered).values()) <= 2, entered

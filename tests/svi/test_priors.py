@@ -13,6 +13,8 @@ from numpyro.infer import Trace_ELBO, autoguide
 
 import proxvi
 
+pytestmark = pytest.mark.slow  # thousands of particles
+
 COVARIANCE = jnp.array([[1.0, 0.6, 0.0], [0.6, 1.0, 0.2], [0.0, 0.2, 2.0]])
 
 

@@ -80,6 +80,7 @@ class Objective:
         guide_params: names of the guide's parameters, which alone the constraints move.
         latent_sites: names of the guide's sites, without point masses.
         latent_plates: names of the model's plates in which nothing is observed: their elements are units, not data.
+        has_sampled_parents: whether a distribution may depend on a sample that carries no gradient.
         active: which constraints are in the program. Without any, the step compiles to NumPyro's own, bit for bit.
     """
 
@@ -92,10 +93,11 @@ class Objective:
     guide_params: tuple[str, ...] = ()
     latent_sites: tuple[str, ...] = ()
     latent_plates: tuple[str, ...] = ()
+    has_sampled_parents: bool = False
     active: tuple[int, ...] = ()
 
     def bind(self, params: Params, inputs: StepInputs) -> "Objective":
-        """The same with the last four attributes, found by a trace of the guide and of the model."""
+        """The same with the last five attributes, found by a trace of the guide and of the model."""
         found: dict[str, Any] = {"active": tuple(i for i, c in enumerate(self.constraints) if not c.is_off)}
 
         def look(key: Array) -> None:
@@ -105,6 +107,7 @@ class Objective:
             found["guide_params"] = tuple(sorted(n for n, s in trace.items() if s["type"] == "param" and n in params))
             found["latent_sites"] = tuple(name for name, site in trace.items() if _is_spread_out(site))
             found["latent_plates"] = tuple(sorted(plates - observed))
+            found["has_sampled_parents"] = bool(scores_of_parents(trace, found["latent_sites"], any_order=True)[0])
 
         jax.eval_shape(look, inputs.key)
         return replace(self, **found)
@@ -209,12 +212,13 @@ class Objective:
             # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
             off = jnp.asarray(magnitude(inputs.constraints[i].constraint.step)) == 0.0
             q, extra["params"] = _without_slope_where(off, (q, params))
-        parents, everything = scores_of_parents(guide_trace, tuple(sites), any_order="prior" in self.taken[i])
-        axis = PARTICLES if self._particles > 1 and self.loss.elbo.vectorize_particles is True else None
-        scores = {
-            name: _distributions.SampledParents(p, everything, self._particles, axis) for name, p in parents.items()
-        }
-        q = {name: _distributions.with_parents(d, scores[name]) if name in scores else d for name, d in q.items()}
+        scores: dict[str, _distributions.SampledParents] = {}
+        if self.has_sampled_parents:
+            parents, everything = scores_of_parents(guide_trace, tuple(sites), any_order="prior" in self.taken[i])
+            axis = PARTICLES if self._particles > 1 and self.loss.elbo.vectorize_particles is True else None
+            rest = everything, self._particles, axis
+            scores = {name: _distributions.SampledParents(score, *rest) for name, score in parents.items()}
+            q = {name: _distributions.with_parents(d, scores[name]) if name in scores else d for name, d in q.items()}
         try:
             value = self.constraints[i].statistic(q, **{name: extra[name] for name in self.taken[i]})
         except KeyError as error:
@@ -224,9 +228,9 @@ class Objective:
             ) from error
         if not scores:
             return Observation(value, None)
-        if _holds_distributions(value):
-            return Observation(value, everything)
         score = next(iter(scores.values()))
+        if _holds_distributions(value):
+            return Observation(value, score.everything)
         return Observation(jax.tree.map(lambda x: x + score.of_particle(x), value), None)
 
     def _traces(self, key: Array, constrained: Params, inputs: StepInputs, *, prior: bool) -> tuple[Trace, Trace]:
