@@ -482,7 +482,7 @@ def _transformed_entropy(d: dist.TransformedDistribution, key: Array | None, num
             y, intermediates = transform.call_with_intermediates(x)
             each = transform.log_abs_det_jacobian(x, y, intermediates)
             total = total + jnp.sum(each, axis=tuple(range(transform.codomain.event_dim - d.event_dim, 0)))
-            x = y
+            x = jnp.asarray(y)
         return total
 
     if _has_linear_log_jacobian(d.transforms):
