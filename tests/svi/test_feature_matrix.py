@@ -156,9 +156,7 @@ def amortised(x: Array, mean: Any) -> None:
 
 POINT = "a point mass has no entropy, no moments and no divergence to keep close; use a guide that is spread out"
 NO_LOG_Q = NotMeaningful("the temperature is on `log q`, and a point mass has none")
-OF_A_POINT: dict[str, Refused | NotMeaningful] = dict.fromkeys(STATISTICS, Refused("q", POINT)) | {
-    "annealing": NO_LOG_Q
-}
+OF_A_POINT: dict[str, Refused | NotMeaningful] = dict.fromkeys(STATISTICS, Refused("q", POINT))
 
 for kind in (
     "AutoNormal",
@@ -170,8 +168,16 @@ for kind in (
     "AutoDAIS",
 ):
     feature("Guides", kind)(lambda kind=kind: Problem(scaled, getattr(autoguide, kind)(scaled)))
-for kind in ("AutoDelta", "AutoLaplaceApproximation"):
-    feature("Guides", kind, status=OF_A_POINT)(lambda kind=kind: Problem(scaled, getattr(autoguide, kind)(scaled)))
+
+
+@feature("Guides", "AutoDelta", status={**OF_A_POINT, "annealing": NO_LOG_Q})
+def _() -> Problem:
+    return Problem(scaled, AutoDelta(scaled))
+
+
+@feature("Guides", "AutoLaplaceApproximation", status=OF_A_POINT)  # its `log q` is that of the constraint's Jacobian
+def _() -> Problem:
+    return Problem(scaled, autoguide.AutoLaplaceApproximation(scaled))
 
 
 @feature("Guides", "AutoSemiDAIS")
