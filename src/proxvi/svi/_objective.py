@@ -369,12 +369,12 @@ def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[s
             prior[name] = p if alike else at_sample([name])
     alone = [name for name in q if name not in model_trace]
     rest = [n for n, s in model_trace.items() if s["type"] == "sample" and not s["is_observed"] and n not in q]
-    if rest and len(alone) != 1:
+    if rest and len(alone) > 1:
         raise ValueError(
             f"`statistic` takes the prior of {rest}, which the guide must sample by these names, or all of them at one "
             f"site of its own, got the sites {sorted(q)}; constrain `entropy`, which needs no prior."
         )
-    if rest:
+    if rest and alone:  # without such a site, the rest are point masses or enumerated, and no divergence is theirs
         prior[alone[0]] = at_sample(rest)
     return prior
 
