@@ -25,5 +25,14 @@ def test_numpyro_still_does_what_we_report(
     assert capsys.readouterr().out == output
 
 
-def test_all_reports_but_the_one_of_several_processes_are_run() -> None:
-    assert len(SCRIPTS) == PAGE.count("\n## ") - 1 == 5
+@pytest.mark.slow
+def test_the_script_for_several_processes_prints_one_of_their_lines_but_for_the_last_digits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ((script, line),) = re.findall(rf"```python\n{CODE}\n\n```console\n[^\n]*\n([^\n]*)", PAGE, re.DOTALL)
+    exec(script, {})
+    assert float(capsys.readouterr().out) == pytest.approx(float(line), rel=1e-6)
+
+
+def test_all_reports_have_a_script() -> None:
+    assert len(SCRIPTS) == PAGE.count("\n## ") - 1 == PAGE.count("```python") - 1

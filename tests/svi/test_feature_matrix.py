@@ -146,10 +146,13 @@ def local(x: Array) -> None:
         numpyro.sample("x", dist.Normal(jnp.asarray(z), 1.0).to_event(1), obs=x)
 
 
+def width(shape: tuple[int, ...] = (2,)) -> Any:
+    return numpyro.param("width", jnp.ones(shape), constraint=dist.constraints.positive)
+
+
 def amortised(x: Array, mean: Any) -> None:
-    scale: Any = numpyro.param("scale", jnp.ones(2), constraint=dist.constraints.positive)
     with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("z", dist.Normal(mean, scale).to_event(1))
+        numpyro.sample("z", dist.Normal(mean, width()).to_event(1))
 
 
 # Guides
@@ -251,7 +254,7 @@ def _() -> Problem:
     def guide(x: Array) -> None:
         loc: Any = numpyro.param("loc", jnp.zeros(2))
         side = numpyro.sample("side", dist.Normal(loc, 1.0).to_event(1), infer={"is_auxiliary": True})
-        numpyro.sample("mean", dist.Normal(0.5 * jnp.asarray(side), 1.0).to_event(1))
+        numpyro.sample("mean", dist.Normal(0.5 * jnp.asarray(side), width()).to_event(1))
 
     return Problem(gaussian, guide)
 
@@ -275,8 +278,8 @@ def _() -> Problem:
 @feature("Losses", "Trace_ELBO, multi_sample_guide=True")
 def _() -> Problem:
     def guide(x: Array) -> None:
-        loc, scale = numpyro.param("loc", jnp.zeros(2)), numpyro.param("s", jnp.ones(2))
-        numpyro.sample("mean", dist.Normal(loc, scale).expand([5, 2]).to_event(1))
+        loc: Any = numpyro.param("loc", jnp.zeros(2))
+        numpyro.sample("mean", dist.Normal(loc, width()).expand([5, 2]).to_event(1))
 
     return Problem(gaussian, guide, loss=Trace_ELBO(multi_sample_guide=True))
 
@@ -310,7 +313,7 @@ def _() -> Problem:
 
     def guide(x: Array) -> None:
         loc: Any = numpyro.param("loc", jnp.zeros(2))
-        numpyro.sample("mean", dist.Normal(loc, 1.0).to_event(1))
+        numpyro.sample("mean", dist.Normal(loc, width()).to_event(1))
 
     return Problem(model, guide, loss=TraceEnum_ELBO(max_plate_nesting=1))
 
@@ -444,10 +447,11 @@ def _() -> Problem:
 
     def guide(x: Array) -> None:
         loc: Any = numpyro.param("loc", jnp.zeros((4, 2)))
+        scale = width()
 
         def step(before: Any, loc: Any) -> tuple[Any, None]:
             with numpyro.plate("pair", 2):
-                now = numpyro.sample("now", dist.Normal(loc + 0.1 * before, 1.0))
+                now = numpyro.sample("now", dist.Normal(loc + 0.1 * before, scale))
             return now, None
 
         scan(step, jnp.zeros(2), loc)
@@ -498,7 +502,7 @@ def _() -> Problem:
 
     def guide(x: Array) -> None:
         loc: Any = numpyro.param("loc", jnp.zeros(2))
-        numpyro.sample("mean", dist.Normal(loc, 1.0).to_event(1))
+        numpyro.sample("mean", dist.Normal(loc, width()).to_event(1))
 
     return Problem(model, guide)
 
@@ -693,7 +697,7 @@ def on_mesh(kind: jax.sharding.AxisType) -> Callable[[], Problem]:
             weight: Any = numpyro.param("weight", kernel)
             mean = jnp.einsum("ri,ij->rj", x, weight, out_sharding=jax.P("rows", "columns") if explicit else None)
             with numpyro.plate("data", 4):
-                numpyro.sample("z", dist.Normal(mean, 1.0).to_event(1))
+                numpyro.sample("z", dist.Normal(mean, width((8,))).to_event(1))
 
         explicit = kind == jax.sharding.AxisType.Explicit
         return Problem(model, guide, args=(x,))
@@ -720,7 +724,7 @@ def simple() -> Problem:
 def hand_written() -> Problem:
     def guide(x: Array) -> None:
         loc: Any = numpyro.param("loc", lambda key: jax.random.normal(key, (2,)))
-        numpyro.sample("mean", dist.Normal(loc, 1.0).to_event(1))
+        numpyro.sample("mean", dist.Normal(loc, width()).to_event(1))
 
     return Problem(gaussian, guide)
 

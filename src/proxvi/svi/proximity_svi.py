@@ -227,7 +227,7 @@ class ProximitySVI(SVI):
         _, key = jax.random.split(svi_state.rng_key)
         # NumPyro's leaves the mutable state out. A network writes into it, so it must be a copy.
         values = self.get_params(svi_state) | jax.tree.map(lambda x: x, svi_state.mutable_state or {})
-        elbo = as_scheduled(self.loss).elbo
+        elbo: Any = as_scheduled(self.loss).elbo
         return jnp.asarray(elbo.loss(key, values, self.model, self.guide, *args, **kwargs, **self.static_kwargs))
 
     def measure_share(
