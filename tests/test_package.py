@@ -134,7 +134,8 @@ def test_code_of_the_readme_prints_what_it_says(code: str, promised: str, capsys
 def test_pages_have_no_code_that_is_not_run() -> None:
     """In the documentation code is a cell, which the build executes, or part of an example, which the tests run."""
     for page in (ROOT / "docs").rglob("*.md"):
-        assert "```python" not in page.read_text(), page
+        if page.name != "upstream.md":  # `test_upstream.py` runs its scripts
+            assert "```python" not in page.read_text(), page
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]

@@ -157,5 +157,23 @@ def test_mutable_state_with_several_particles_is_refused_by_name() -> None:
         model(x)
 
     svi = proxvi.ProximitySVI(counting, AutoNormal(model), optax.adam(0.05), proxvi.LeaveOneOutELBO(2), constraint())
-    with pytest.raises(NotImplementedError, match="mutable"):
-        svi.update(svi.init(jax.random.key(0), jnp.array(3.0)), jnp.array(3.0))
+    with pytest.raises(ValueError, match="`loss` must be an ELBO of one particle .* mutable sites"):
+        svi.init(jax.random.key(0), jnp.array(3.0))
+
+
+def test_evaluate_is_the_loss_of_the_next_step_where_state_is_mutable() -> None:
+    """NumPyro's leaves the mutable state out."""
+
+    def counting(x: Array) -> None:
+        initial: Any = {"n": jnp.zeros(())}
+        count: Any = mutable("count", initial)
+        numpyro.factor("of_count", -count["n"])
+        count["n"] = count["n"] + 1
+        model(x)
+
+    svi = proxvi.ProximitySVI(counting, AutoNormal(model), optax.adam(0.05), Trace_ELBO(), ())
+    state, x = svi.init(jax.random.key(0), jnp.array(3.0)), jnp.array(3.0)
+    for _ in range(2):
+        evaluated = svi.evaluate(state, x)
+        state, loss = svi.update(state, x)
+        np.testing.assert_allclose(evaluated, loss, rtol=1e-5)

@@ -38,6 +38,7 @@ class ScheduledELBO(ELBO):
         super().__init__(elbo.num_particles, elbo.vectorize_particles)
         self.elbo = elbo
         self.can_infer_discrete = elbo.can_infer_discrete
+        self.multi_sample_guide = getattr(elbo, "multi_sample_guide", False)  # `SVI.init` asks for it
 
     def objective_at(
         self, model: Model, guide: Guide, step: Int[Array, ""], first_loss: Scalar | float

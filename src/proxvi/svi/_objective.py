@@ -163,7 +163,7 @@ class Objective:
             return {i: self._observe(i, guide_trace, model_trace, own, key, inputs) for i in self.active}
 
         observer = None
-        if type(elbo) in OBSERVABLE and self.active:
+        if type(elbo) in OBSERVABLE and self.active and not self._several_samples:
             observer = _Observer(elbo, model, guide, observe)
             elbo, model, guide = observer.elbo, observer.model, observer.guide
         if jax.tree.leaves(inputs.mutable_state):
@@ -202,7 +202,9 @@ class Objective:
     ) -> Observation:
         """The `i`-th statistic, of the distributions in a trace of the guide."""
         sites = {name: guide_trace[name] for name in self.latent_sites}
-        q: dict[str, Any] = {name: _with_latent_axes(site, self.latent_plates) for name, site in sites.items()}
+        q: dict[str, Any] = {
+            name: _with_latent_axes(site, self.latent_plates, self._several_samples) for name, site in sites.items()
+        }
         # JAX's `split` is a `fold_in` of small numbers, and the first two are the model's and the guide's.
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
         if "prior" in self.taken[i]:
@@ -240,7 +242,12 @@ class Objective:
         guide_trace = numpyro.handlers.trace(guide).get_trace(*inputs.args, **inputs.kwargs)
         if not prior:
             return guide_trace, {}
-        model = numpyro.handlers.replay(numpyro.handlers.seed(self.model, model_key), guide_trace)
+        model = numpyro.handlers.seed(self.model, model_key)
+        if self._several_samples:  # the model sees them one at a time
+            latents = {n: s["value"][0] for n, s in guide_trace.items() if s["type"] == "sample" and s["value"].size}
+            model = numpyro.handlers.substitute(model, data=latents)
+        else:
+            model = numpyro.handlers.replay(model, guide_trace)
         model = numpyro.handlers.substitute(model, data=constrained)
         return guide_trace, numpyro.handlers.trace(model).get_trace(*inputs.args, **inputs.kwargs)
 
@@ -253,6 +260,11 @@ class Objective:
         if inputs.mutable_state:
             constrained.update(jax.lax.stop_gradient(inputs.mutable_state))
         return constrained
+
+    @property
+    def _several_samples(self) -> bool:
+        """Whether the guide itself draws several samples, along a first axis of every site."""
+        return getattr(self.loss.elbo, "multi_sample_guide", False)
 
     @property
     def _particles(self) -> int:
@@ -326,14 +338,14 @@ def _is_spread_out(site: dict[str, Any]) -> bool:
     return not isinstance(_distributions.innermost(site["fn"]), dist.Delta | dist.Unit)
 
 
-def _with_latent_axes(site: dict[str, Any], latent_plates: tuple[str, ...]) -> Distribution:
-    """Make event axes of the batch axes to the right of every plate of data.
+def _with_latent_axes(site: dict[str, Any], latent_plates: tuple[str, ...], several_samples: bool) -> Distribution:
+    """Make event axes of the batch axes to the right of every plate of data, and of an axis of samples.
 
     So a vector of latents need not say `to_event`, and weights in a plate of features are the same as expanded ones.
     """
     plates = [-frame.dim for frame in site["cond_indep_stack"] if frame.name not in latent_plates]
     q = site["fn"]
-    return q.to_event(min([*plates, len(q.batch_shape) + 1]) - 1)
+    return q.to_event(min([*plates, len(q.batch_shape) + (0 if several_samples and q.batch_shape else 1)]) - 1)
 
 
 def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[str, Distribution]:
@@ -361,12 +373,12 @@ def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[s
             prior[name] = p if alike else at_sample([name])
     alone = [name for name in q if name not in model_trace]
     rest = [n for n, s in model_trace.items() if s["type"] == "sample" and not s["is_observed"] and n not in q]
-    if rest and len(alone) != 1:
+    if rest and len(alone) > 1:
         raise ValueError(
             f"`statistic` takes the prior of {rest}, which the guide must sample by these names, or all of them at one "
             f"site of its own, got the sites {sorted(q)}; constrain `entropy`, which needs no prior."
         )
-    if rest:
+    if rest and alone:  # without such a site, the rest are point masses or enumerated, and no divergence is theirs
         prior[alone[0]] = at_sample(rest)
     return prior
 

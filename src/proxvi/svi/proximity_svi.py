@@ -96,7 +96,18 @@ class ProximitySVI(SVI):
         constraint: Proximity | Sequence[Proximity],
         **static_kwargs: Any,
     ) -> None:
-        super().__init__(model, guide, optim, loss, **static_kwargs)
+        try:
+            super().__init__(model, guide, optim, loss, **static_kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"`optim` must be a NumPyro or an Optax optimiser, got {type(optim).__name__}; of `optax.MultiSteps` "
+                "pass its `gradient_transformation()`."
+            ) from error
+        if not getattr(as_scheduled(loss).elbo, "sum_sites", True):
+            raise ValueError(
+                "`loss` must be one number, got an ELBO with sum_sites=False, which has one for each site; leave "
+                "`sum_sites` at True."
+            )
         if isinstance(self.optim, Minimize):
             raise TypeError(
                 "`optim` must take one gradient step at a time, got Minimize, which runs to the end within one step; "
@@ -123,6 +134,7 @@ class ProximitySVI(SVI):
                 stacklevel=2,
             )
         state = super().init(rng_key, *args, init_params=init_params, **kwargs)
+        _check_mutable_state(state, as_scheduled(self.loss).elbo)
         params = self.optim.get_params(state.optim_state)
         inputs = self._inputs(state, jax.random.key(0), args, kwargs)  # only names and shapes are asked for
         loss, constrain = as_scheduled(self.loss), self.constrain_fn
@@ -148,7 +160,7 @@ class ProximitySVI(SVI):
     ) -> tuple[ProximitySVIState, Array]:
         """Take one step, finite or not, as NumPyro's does; signature as in NumPyro."""
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
-        optim_state = self.optim.update(grads, svi_state.optim_state, value=loss)
+        optim_state = self._apply(grads, svi_state.optim_state, loss)
         skipped = state.skipped._replace(in_a_row=jnp.zeros_like(state.skipped.in_a_row))
         return state._replace(optim_state=optim_state, skipped=skipped), loss
 
@@ -160,7 +172,7 @@ class ProximitySVI(SVI):
         That is: the loss, a gradient, or anything that later steps would read (a moment of the optimiser, say).
         """
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
-        state = state._replace(optim_state=self.optim.update(grads, svi_state.optim_state, value=loss))
+        state = state._replace(optim_state=self._apply(grads, svi_state.optim_state, loss))
         # Without the barrier XLA computes the whole step again for each array that is selected below: five times as
         # much program to compile.
         loss, grads, state = jax.lax.optimization_barrier((loss, grads, state))
@@ -170,6 +182,17 @@ class ProximitySVI(SVI):
         step = svi_state.optim_state[0] + svi_state.skipped.total  # the optimiser counts only the good ones
         skipped = svi_state.skipped.count_step(good, step, finite, loss)
         return kept._replace(rng_key=state.rng_key, skipped=skipped, first_loss=state.first_loss), loss
+
+    def _apply(self, grads: ParamTree, optim_state: Any, loss: Array) -> Any:
+        """One step of the optimiser."""
+        try:
+            return self.optim.update(grads, optim_state, value=loss)
+        except (AttributeError, TypeError) as error:
+            raise TypeError(
+                f"`optim` must need no more than the gradient and the loss of a step, got one that says: {error}; "
+                "`optax.lookahead` wants its parameters in pairs and `optax.lbfgs` the loss as a function, so use "
+                "another, such as `optax.adam`."
+            ) from error
 
     def _inputs(self, svi_state: ProximitySVIState | SVIState, key: Array, args: Batch, kwargs: Params) -> StepInputs:
         inputs = StepInputs(
@@ -201,9 +224,11 @@ class ProximitySVI(SVI):
 
     def evaluate(self, svi_state: ProximitySVIState | SVIState, *args: Any, **kwargs: Any) -> Array:
         """Minus the true ELBO, with the samples of the next step; signature as in NumPyro."""
-        plain = copy.copy(self)
-        plain.loss = as_scheduled(self.loss).elbo
-        return SVI.evaluate(plain, svi_state, *args, **kwargs)
+        _, key = jax.random.split(svi_state.rng_key)
+        # NumPyro's leaves the mutable state out. A network writes into it, so it must be a copy.
+        values = self.get_params(svi_state) | jax.tree.map(lambda x: x, svi_state.mutable_state or {})
+        elbo: Any = as_scheduled(self.loss).elbo
+        return jnp.asarray(elbo.loss(key, values, self.model, self.guide, *args, **kwargs, **self.static_kwargs))
 
     def measure_share(
         self,
@@ -361,6 +386,17 @@ def _warn_if_little_was_left(svi: ProximitySVI, start: int, num_steps: int) -> N
                 "constraint's gradients. Run longer, let `magnitude` decay faster, or lower Adam's `b2`.",
                 stacklevel=3,
             )
+
+
+def _check_mutable_state(state: SVIState, elbo: ELBO) -> None:
+    """Refuse mutable sites where the ELBO would lose or not update them."""
+    keeps_it = type(elbo).loss_with_mutable_state is not ELBO.loss_with_mutable_state and elbo.num_particles == 1
+    if jax.tree.leaves(state.mutable_state) and not keeps_it:
+        raise ValueError(
+            f"`loss` must be an ELBO of one particle that keeps mutable state, such as `Trace_ELBO()`, got "
+            f"{type(elbo).__name__} of {elbo.num_particles}, with the mutable sites {sorted(state.mutable_state)}; use "
+            "a network without running statistics for several particles."
+        )
 
 
 def _is_traced(tree: Tree) -> bool:
