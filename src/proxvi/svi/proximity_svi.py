@@ -70,6 +70,7 @@ class ProximitySVI(SVI):
         optim: a NumPyro or an Optax optimiser.
         loss: a NumPyro `ELBO`.
         constraint: one, or several. None of them, `()`, is plain SVI, or annealing with an `AnnealedELBO`.
+        max_skipped_in_a_row: after so many steps in a row that are not finite, `run` and `fit` stop.
         static_kwargs: as in NumPyro.
 
     Example:
@@ -85,8 +86,6 @@ class ProximitySVI(SVI):
         True
     """
 
-    max_skipped_in_a_row = 10
-
     def __init__(
         self,
         model: Model,
@@ -94,8 +93,12 @@ class ProximitySVI(SVI):
         optim: Any,
         loss: ELBO,
         constraint: Proximity | Sequence[Proximity],
+        *,
+        max_skipped_in_a_row: int = 10,
         **static_kwargs: Any,
     ) -> None:
+        remedy = "1 stops at the first step that is not finite"
+        check_integer("max_skipped_in_a_row", max_skipped_in_a_row, remedy=remedy)
         try:
             super().__init__(model, guide, optim, loss, **static_kwargs)
         except TypeError as error:
@@ -114,6 +117,7 @@ class ProximitySVI(SVI):
                 "use an Optax optimiser."
             )
         self.constraints = as_constraints(constraint)
+        self.max_skipped_in_a_row = max_skipped_in_a_row
         self._statistic_arguments = statistic_arguments(self.constraints)
         self._initialised: Objective | None = None
 
