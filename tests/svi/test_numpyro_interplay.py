@@ -157,7 +157,7 @@ def test_mutable_state_with_several_particles_is_refused_by_name() -> None:
         model(x)
 
     svi = proxvi.ProximitySVI(counting, AutoNormal(model), optax.adam(0.05), proxvi.LeaveOneOutELBO(2), constraint())
-    with pytest.raises(ValueError, match="`loss` must be an ELBO of one particle .* mutable sites"):
+    with pytest.raises(ValueError, match=r"`loss` must be an ELBO of one particle .* mutable sites"):
         svi.init(jax.random.key(0), jnp.array(3.0))
 
 
