@@ -90,11 +90,21 @@ FEATURES: dict[str, Feature] = {}
 
 
 def updates(svi: SVI, problem: Problem, steps: int = STEPS, **options: Any) -> tuple[Any, Any, Any]:
-    """Parameters before and after a few steps, and their losses; not compiled, which would take longer."""
+    """Parameters before and after a few steps, and their losses; not compiled, which mostly takes longer."""
     state: Any = svi.init(KEY, *problem.args)
     before, losses = svi.get_params(state), []
     for _ in range(steps):
         state, loss = svi.update(state, *problem.args, **options)
+        losses.append(loss)
+    return before, svi.get_params(state), losses
+
+
+def compiled(svi: SVI, problem: Problem, **options: Any) -> tuple[Any, Any, Any]:
+    state: Any = svi.init(KEY, *problem.args)
+    before, losses = jax.device_get(svi.get_params(state)), []
+    update = jax.jit(svi.update, **options)
+    for _ in range(STEPS):
+        state, loss = update(state, *problem.args)
         losses.append(loss)
     return before, svi.get_params(state), losses
 
@@ -176,7 +186,7 @@ CHAIN = "the guide samples a start and momenta of a chain, and the density of wh
 NO_DENSITY: dict[str, Refused | NotMeaningful] = {"kl_to_prior": Refused("statistic", CHAIN)}
 
 
-@feature("Guides", "AutoDAIS", status=NO_DENSITY)
+@feature("Guides", "AutoDAIS", status=NO_DENSITY, steps=compiled)
 def _() -> Problem:
     return Problem(scaled, autoguide.AutoDAIS(scaled))
 
@@ -191,7 +201,7 @@ def _() -> Problem:
     return Problem(scaled, autoguide.AutoLaplaceApproximation(scaled))
 
 
-@feature("Guides", "AutoSemiDAIS", status=NO_DENSITY)
+@feature("Guides", "AutoSemiDAIS", status=NO_DENSITY, steps=compiled)
 def _() -> Problem:
     def of_all() -> Any:
         return numpyro.sample("mean", dist.Normal(jnp.zeros(2), 2.0).to_event(1))
@@ -207,7 +217,7 @@ def _() -> Problem:
     return Problem(model, autoguide.AutoSemiDAIS(model, of_each, AutoNormal(of_all)), args=())
 
 
-@feature("Guides", "AutoSurrogateLikelihoodDAIS", status=NO_DENSITY)
+@feature("Guides", "AutoSurrogateLikelihoodDAIS", status=NO_DENSITY, steps=compiled)
 def _() -> Problem:
     def surrogate() -> None:
         mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), 2.0).to_event(1))
@@ -434,7 +444,7 @@ def _() -> Problem:
     return Problem(model, AutoNormal(model))
 
 
-@feature("Models", "scan with a plate inside")
+@feature("Models", "scan with a plate inside", steps=compiled)
 def _() -> Problem:
     def step(before: Any, x: Any) -> tuple[Any, None]:
         with numpyro.plate("pair", 2):
@@ -459,7 +469,7 @@ def _() -> Problem:
     return Problem(model, guide)
 
 
-@feature("Models", "scan with a plate inside, discrete")
+@feature("Models", "scan with a plate inside, discrete", steps=compiled)
 def _() -> Problem:
     def model(x: Array) -> None:
         def step(before: Any, x: Any) -> tuple[Any, None]:
@@ -738,16 +748,6 @@ def mapped(svi: SVI, problem: Problem) -> tuple[Any, Any, Any]:
         state, loss = update(state)
         losses.append(loss)
     return before, jax.vmap(svi.get_params)(state), losses
-
-
-def compiled(svi: SVI, problem: Problem, **options: Any) -> tuple[Any, Any, Any]:
-    state: Any = svi.init(KEY, *problem.args)
-    before, losses = jax.device_get(svi.get_params(state)), []
-    update = jax.jit(svi.update, **options)
-    for _ in range(STEPS):
-        state, loss = update(state, *problem.args)
-        losses.append(loss)
-    return before, svi.get_params(state), losses
 
 
 def by_run(svi: SVI, problem: Problem) -> tuple[Any, Any, Any]:
