@@ -457,7 +457,7 @@ def _() -> Problem:
 
     def guide(x: Array) -> None:
         loc: Any = numpyro.param("loc", jnp.zeros((4, 2)))
-        scale = width()
+        scale = width(())
 
         def step(before: Any, loc: Any) -> tuple[Any, None]:
             with numpyro.plate("pair", 2):
