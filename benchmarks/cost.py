@@ -2,8 +2,8 @@
 
     python benchmarks/cost.py
 
-The network is written by hand (784–200, batch 20, 5 samples, leave-one-out gradient), so that nothing but the link in
-the Optax chain differs.
+The network is written by hand (784–200, batch 20, 5 samples, leave-one-out gradient), so that nothing but the
+constraint differs.
 """
 
 import argparse

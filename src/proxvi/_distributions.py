@@ -120,7 +120,8 @@ class SampledParents(NamedTuple):
         parents: 0 with the slope of `log q` of the parents; it broadcasts to the batch axes of the distribution.
         everything: the same of all samples of the particle, a scalar.
         particles: how many particles there are.
-        axis: the name of the particles' axis within `vmap`; None where there is none, and with it no baseline.
+        axis: the name of the particles' axis within `vmap`. None means that there is no such axis, as with one
+            particle, and then there is no baseline.
     """
 
     parents: Array
@@ -139,7 +140,7 @@ class SampledParents(NamedTuple):
 
     def _signal(self, value: Array) -> Array:
         value = jax.lax.stop_gradient(value)
-        if self.axis is None or self.particles == 1:
+        if self.axis is None:
             return value
         return value - (jax.lax.psum(value, self.axis) - value) / (self.particles - 1)
 

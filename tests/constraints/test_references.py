@@ -15,7 +15,7 @@ STEPS = 1_000_000
 
 
 def reference_after(reference: proxvi.Reference, iterate: Callable[[Any], Any], dtype: Any, steps: int) -> Any:
-    """The reference that the link holds after it has seen `iterate(0), …, iterate(steps)`."""
+    """The reference that the optimiser holds after it has seen `iterate(0), …, iterate(steps)`."""
     link = proxvi.proximity(
         optax.identity(), proxvi.Proximity(proxvi.identity, magnitude=1.0, reference=reference, relative=False)
     )

@@ -520,15 +520,16 @@ def _() -> Problem:
 # Networks and their state
 
 
+def counting(x: Array) -> None:
+    initial: Any = {"n": jnp.zeros(())}
+    count: Any = mutable("count", initial)
+    count["n"] = count["n"] + 1.0
+    gaussian(x)
+
+
 @feature("Networks", "numpyro.mutable")
 def _() -> Problem:
-    def model(x: Array) -> None:
-        initial: Any = {"n": jnp.zeros(())}
-        count: Any = mutable("count", initial)
-        count["n"] = count["n"] + 1.0
-        gaussian(x)
-
-    return Problem(model, AutoNormal(gaussian))
+    return Problem(counting, AutoNormal(gaussian))
 
 
 SEVERAL = "NumPyro keeps mutable state for one particle alone; use `Trace_ELBO()`"
@@ -540,13 +541,7 @@ SEVERAL = "NumPyro keeps mutable state for one particle alone; use `Trace_ELBO()
     status=dict.fromkeys(COLUMNS, Refused("loss", SEVERAL)),
 )
 def _() -> Problem:
-    def model(x: Array) -> None:
-        initial: Any = {"n": jnp.zeros(())}
-        count: Any = mutable("count", initial)
-        count["n"] = count["n"] + 1.0
-        gaussian(x)
-
-    return Problem(model, AutoNormal(gaussian), loss=Trace_ELBO(3))
+    return Problem(counting, AutoNormal(gaussian), loss=Trace_ELBO(3))
 
 
 class _Encoder(nn.Module):

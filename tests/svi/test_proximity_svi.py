@@ -127,7 +127,7 @@ def test_both_doors_give_the_same_updates(average: Any, particles: int) -> None:
     assert not np.allclose(plain.params["auto_scale"], first.params["auto_scale"], rtol=1e-2)
     (link,), (ours,) = (proxvi.telemetry(r.state) for r in (first, second))
     np.testing.assert_allclose(ours.magnitude, link.magnitude, rtol=1e-4)
-    # the link measured its share at step 97, the latest one after a multiple of 16
+    # `proximity` measured its share at step 97, the latest one after a multiple of 16
     short = proxvi.ProximitySVI(regression, guide, adam, Trace_ELBO(particles), constraint(**definition))
     (ours,) = proxvi.telemetry(short.run(KEY, 97, progress_bar=False).state)
     np.testing.assert_allclose(ours.share, link.share, rtol=0.01)

@@ -28,8 +28,8 @@ class Telemetry(NamedTuple):
         distance: `d(f(λ̃), f(λ_t))`.
         magnitude: `k_t`.
         share: the constraint's share of the gradient, `‖k ∇d‖ / (‖∇(−ELBO)‖ + ‖k ∇d‖)`, in [0, 1]. Measuring it takes
-            two more passes over the parameters. So `proximity` measures it at every 16th step, and `ProximitySVI` at
-            the end of `run` and in `measure_share`. NaN means not measured yet.
+            two more passes over the parameters. So `proximity` measures it at every 16th step, from the second on, and
+            `ProximitySVI` at the end of `run` and in `measure_share`. NaN means not measured yet.
 
     Example:
         >>> Telemetry(distance=0.5, magnitude=2.0, share=0.1).share
@@ -85,8 +85,8 @@ class Proximity:
     Attributes:
         statistic: `f`, a function whose value is kept close.
         magnitude: `k`, a number or an Optax schedule of the step. `optax.exponential_decay(1.0, T, 1e-10)` is the
-            paper's `γ^{t/T}` with `γ = 1e-10`. A constant never lets go, so the result is no
-            optimum of the ELBO.
+            paper's `γ^{t/T}` with `γ = 1e-10`. A constant never lets go, so the result is
+            not an optimum of the ELBO.
         distance: `d`, a function of the reference's statistic and the current one.
         reference: `λ̃`, a moving average of the parameters or of the statistic.
         relative: whether `magnitude` is in units of the first loss, `|ELBO_0|`, as in the paper. It is the mean size of
@@ -143,7 +143,7 @@ class Proximity:
         if not callable(self.magnitude):
             return None
         steps = np.unique(np.linspace(start, start + num_steps, 101).astype(int))
-        magnitudes = np.array([np.asarray(self.magnitude(jnp.asarray(step))) for step in steps])
+        magnitudes = np.asarray(jax.vmap(self.magnitude)(jnp.asarray(steps)))
         held = steps[magnitudes > LET_GO * self._first_magnitude]
         end = start + num_steps
         return None if held.size and held[-1] == end else end - int(max(held, default=start))

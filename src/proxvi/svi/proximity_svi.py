@@ -295,7 +295,7 @@ class ProximitySVI(SVI):
 
         A chunk in which something was not finite is run again from its start with `stable_update`. So the result is
         finite, and other chunks cost nothing more. `stable_update=True` guards every chunk. Within `vmap` or `jit`
-        nothing is shown or raised: look at `result.state.skipped` and `telemetry(result.state)`.
+        nothing is shown or raised: look at `result.state.skipped`, and call `measure_share` for the shares.
 
         Raises:
             FloatingPointError: after `max_skipped_in_a_row` steps in a row that were not finite.

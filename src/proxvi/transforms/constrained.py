@@ -1,6 +1,6 @@
 """Any Optax optimiser with constraints (Algorithm 2 of the paper)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -101,24 +101,36 @@ def proximity(
         check_call(updates, params, extra, relative=relative)
         gradient, states = updates, []
         for c, a, before in zip(constraints, arguments, state.constraints, strict=True):
-            at = a.bind(c.statistic, params, extra)
-
-            def distance_at(p: ParamTree, c: Proximity = c, at: Any = at, before: Any = before) -> tuple[Any, Any]:
-                step = c.step(before.constraint, p, at(p), at, extra.get("value"))
-                return step.distance, (step.magnitude, step.state)
-
-            (distance, (magnitude, after)), slope = jax.value_and_grad(distance_at, has_aux=True)(params)
-            share = jax.lax.cond(
-                before.constraint.step % SHARE_EVERY == 1,  # at step 0 the reference is the current iterate
-                lambda slope=slope, magnitude=magnitude: share_of_gradient(updates, magnitude, slope),
-                lambda before=before: before.telemetry.share,
-            )
-            gradient = add(gradient, magnitude, slope)
-            states.append(ProximityState(after, Telemetry(distance, magnitude, share)))
+            slope, after = _slope(c, before, updates, params, a.bind(c.statistic, params, extra), extra.get("value"))
+            gradient = add(gradient, after.telemetry.magnitude, slope)
+            states.append(after)
         step, of_optimizer = inner.update(gradient, state.optimizer, params, **extra)
         return step, ConstrainedState(tuple(states), of_optimizer)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _slope(
+    constraint: Proximity,
+    before: ProximityState,
+    gradient: ParamTree,
+    params: ParamTree,
+    statistic: Callable[[ParamTree], Tree],
+    loss: Any,
+) -> tuple[ParamTree, ProximityState]:
+    """`∇d` of one constraint, and its next state; its share is that beside `gradient`, the loss's own."""
+
+    def distance_at(p: ParamTree) -> tuple[Any, Any]:
+        step = constraint.step(before.constraint, p, statistic(p), statistic, loss)
+        return step.distance, (step.magnitude, step.state)
+
+    (distance, (magnitude, after)), slope = jax.value_and_grad(distance_at, has_aux=True)(params)
+    share = jax.lax.cond(
+        before.constraint.step % SHARE_EVERY == 1,  # at step 0 the reference is the current iterate
+        lambda: share_of_gradient(gradient, magnitude, slope),
+        lambda: before.telemetry.share,
+    )
+    return slope, ProximityState(after, Telemetry(distance, magnitude, share))
 
 
 def telemetry(state: Tree) -> tuple[Telemetry, ...]:

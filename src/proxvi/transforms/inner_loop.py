@@ -136,10 +136,8 @@ def proximity_inner_loop(
 
         def merit(step: ParamTree, distance: Scalar) -> Scalar:
             """−ρ U, to be minimised; the factor ρ keeps it finite where a schedule starts at 0."""
-            linear, square = (
-                sum((jnp.sum(x) for x in jax.tree.leaves(jax.tree.map(jnp.multiply, other, step))), start=jnp.zeros(()))
-                for other in (updates, step)
-            )
+            # no `optax.tree.vdot`, which flattens: arrays that are split over explicit axes cannot be
+            linear, square = (optax.tree.sum(jax.tree.map(jnp.multiply, other, step)) for other in (updates, step))
             return rate * linear + 0.5 * square + rate * jnp.where(magnitude == 0.0, 0.0, magnitude * distance)
 
         def iterate(carry: _Inner) -> _Inner:
