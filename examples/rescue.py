@@ -152,6 +152,10 @@ def methods(problem: Problem, steps: int) -> dict[str, Any]:
         return proxvi.entropy(q["z"].to_event(1))
 
     statistic = by_point if problem.batch_size is None else proxvi.entropy
+    # A speed limit does not touch Adam's moments, so Adam is as it comes.
+    rate = optax.cosine_decay_schedule(problem.learning_rate, steps)
+    limit = proxvi.SpeedLimit(statistic, over=steps / 2)
+    limited = proxvi.ProximitySVI(problem.model, problem.guide, optax.adam(rate), elbo, limit)
     return {
         "(VI, good start)": lambda key: fit(problem, plain(adam, elbo), key, steps, start="good"),
         "VI": lambda key: fit(problem, plain(adam, elbo), key, steps),
@@ -167,6 +171,8 @@ def methods(problem: Problem, steps: int) -> dict[str, Any]:
             key,
             steps,
         ),
+        "(speed limit, good start)": lambda key: fit(problem, limited, key, steps, start="good"),
+        "speed limit": lambda key: fit(problem, limited, key, steps),
     }
 
 

@@ -67,7 +67,7 @@ def run(problem: tuple[Any, tuple[Any, ...]], constrained: bool, starts: int, st
         result = svi.run(key, steps, *data, progress_bar=False)
         return result.params, -result.losses
 
-    return proxvi.multistart(optimise, jax.random.split(jax.random.key(2), starts), average_last=steps // 20)
+    return proxvi.luck(optimise, jax.random.key(2), starts=starts, average_last=steps // 20)
 
 
 def main() -> dict[str, Any]:
@@ -85,9 +85,9 @@ def main() -> dict[str, Any]:
         for method, constrained in {"VI": False, "PVI, entropy": True}.items():
             ended = run(problems[name](), constrained, arguments.starts, arguments.steps, arguments.init_scale)
             runs[f"{name}, {method}"] = ended
-            print(f"{name}, {method}\n{ended.report()}\n", flush=True)
+            print(f"{name}, {method}\n{ended}\n", flush=True)
     if arguments.picture is not None:
-        plots.starts(runs, arguments.picture)
+        plots.luck(runs, arguments.picture)
     return runs
 
 

@@ -22,7 +22,8 @@ PAPER = ROOT / "paper" / "src" / "proxvi_paper"
 LAYERS = [
     ["plots"],
     ["__init__"],
-    ["training", "starts", "evaluation"],
+    ["starts"],
+    ["training", "evaluation"],
     ["svi"],
     ["transforms", "estimators"],
     ["constraints", "_arguments"],

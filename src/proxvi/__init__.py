@@ -2,15 +2,23 @@
 
 from importlib.metadata import version as _version
 
-from proxvi.constraints import Proximity, Reference, Telemetry, parameter_average, statistic_average
+from proxvi.constraints import (
+    LimitTelemetry,
+    Proximity,
+    Reference,
+    SpeedLimit,
+    Telemetry,
+    parameter_average,
+    statistic_average,
+)
 from proxvi.distances import inverse_huber, kl, squared
 from proxvi.estimators import AnnealedELBO, LeaveOneOutELBO, VimcoELBO, WarmUpELBO
 from proxvi.evaluation import evaluate
-from proxvi.starts import multistart
+from proxvi.starts import Luck, Race, luck, race
 from proxvi.statistics import entropy, identity, kl_to_prior, mean_variance, orthogonal
 from proxvi.svi import ProximitySVI
 from proxvi.training import Checkpointing, ConfigurationError, Reporting, Validation, fit
-from proxvi.transforms import proximity, proximity_inner_loop, telemetry
+from proxvi.transforms import proximity, proximity_inner_loop, speed_limit, telemetry
 
 __version__ = _version("proxvi")
 
@@ -19,10 +27,14 @@ __all__ = [
     "Checkpointing",
     "ConfigurationError",
     "LeaveOneOutELBO",
+    "LimitTelemetry",
+    "Luck",
     "Proximity",
     "ProximitySVI",
+    "Race",
     "Reference",
     "Reporting",
+    "SpeedLimit",
     "Telemetry",
     "Validation",
     "VimcoELBO",
@@ -34,12 +46,14 @@ __all__ = [
     "inverse_huber",
     "kl",
     "kl_to_prior",
+    "luck",
     "mean_variance",
-    "multistart",
     "orthogonal",
     "parameter_average",
     "proximity",
     "proximity_inner_loop",
+    "race",
+    "speed_limit",
     "squared",
     "statistic_average",
     "telemetry",

@@ -9,7 +9,10 @@ where the latent axes are those that `to_event` turned from batch into event axe
 """
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +26,8 @@ from numpyro.distributions.util import binary_cross_entropy_with_logits
 
 from proxvi._typing import Distribution, Float, Tree
 from proxvi._validation import check_integer, named_leaves
+
+NATS_OF_A_DIMENSION = 5.0  # what a continuous unit may lose in a run, by default: its scale falls to 1 / 150
 
 # A Monte Carlo estimate takes a key and a number of samples; closed forms ignore both.
 Measure = Callable[..., Tree]  # (distribution, key, num_samples) or (distribution, another one, key, num_samples)
@@ -85,6 +90,7 @@ def average_divergence(
     d: Distribution, other: Distribution, key: Array | None = None, num_samples: int = 0
 ) -> Float[Array, "*units"]:
     """Divergence `KL(d ‖ other)` of each latent unit, averaged over the batch; of all together if `other` says so."""
+    _asks_for_range("divergence")
     if isinstance(other, KnownAtSample):  # KL = −H(d) − E[log p]
         return -jnp.sum(average_entropy(d, key, num_samples)) - jnp.mean(other.log_density)
     p = innermost(other)
@@ -246,8 +252,46 @@ def _of_elements(transform: Any) -> Any:
     )
 
 
+_taken: ContextVar[set[str] | None] = ContextVar("taken", default=None)  # what a statistic took, while ranges are asked
+
+
+@contextmanager
+def ranges_of_entropies() -> Iterator[set[str]]:
+    """Within this context the entropy of a distribution is the largest there can be, and not its own.
+
+    So the range of any statistic that is made of entropies is found by calling it.
+
+    Yields:
+        What was taken: "entropy", "moments", "divergence".
+    """
+    token = _taken.set(found := set())
+    try:
+        yield found
+    finally:
+        _taken.reset(token)
+
+
+def _asks_for_range(what: str) -> bool:
+    """Whether ranges are asked for; notes what was taken."""
+    if (taken := _taken.get()) is None:
+        return False
+    taken.add(what)
+    return True
+
+
+def _largest_entropy(d: Distribution) -> float:
+    """Logarithm of the number of values. Where these are not finitely many, there is no largest: some nats."""
+    if isinstance(d, _CATEGORICAL):
+        return math.log(jnp.asarray(d.logits).shape[-1])
+    if isinstance(d, _BERNOULLI):
+        return math.log(2.0)
+    return NATS_OF_A_DIMENSION * math.prod(d.event_shape)
+
+
 def entropy(d: Distribution, key: Array | None, num_samples: int) -> Array:
     """Entropy `H = −E[log q(z)]` of an unwrapped distribution, shaped as its batch."""
+    if _asks_for_range("entropy"):
+        return jnp.full(d.batch_shape, _largest_entropy(d))
     if isinstance(d, dist.Delta):
         raise TypeError(
             "`q` must be spread out to have an entropy, got a Delta (a point mass); use a guide with a scale "
@@ -268,6 +312,7 @@ def entropy(d: Distribution, key: Array | None, num_samples: int) -> Array:
 
 def mean_and_variance(d: Distribution, key: Array | None, num_samples: int) -> tuple[Array, Array]:
     """Mean `E[z]` and variance `E[(z − E[z])²]` of an unwrapped distribution, shaped as its batch and event."""
+    _asks_for_range("moments")
     if isinstance(d, dist.Cauchy | dist.HalfCauchy | dist.CategoricalLogits | dist.CategoricalProbs):
         raise TypeError(
             f"`q` must have moments for `mean_variance`, got a {type(d).__name__}, which has none; constrain `entropy` "

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from proxvi.starts import Starts
+    from proxvi.starts import Luck
 
-__all__ = ["starts"]
+__all__ = ["luck"]
 
 
 def pyplot() -> Any:
@@ -31,22 +31,22 @@ def save(figure: Any, path: Path) -> None:
     pyplot().close(figure)
 
 
-def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> None:
+def luck(runs: "Mapping[str, Luck]", path: Path) -> None:
     """Plot how much inferences depend on their start: the ELBOs during the run, and the sorted final ones.
 
     Args:
-        runs: what `multistart` returned, by name.
+        runs: what `luck` returned, by name.
         path: where to save the picture.
-        tolerance: as for `Starts.report`; final ELBOs this close to the best of their run are green.
     """
     plt = pyplot()
     figure, panels = plt.subplots(
         len(runs), 2, figsize=(9, 2.8 * len(runs)), sharey="row", squeeze=False, layout="constrained"
     )
     for (left, right), (name, run) in zip(panels, runs.items(), strict=True):
-        elbos, traces = np.asarray(run.elbos), np.asarray(run.traces)
-        best = np.nanmax(elbos)
-        left.plot(traces.T, color="tab:blue", lw=0.6, alpha=min(1.0, 10 / len(elbos)))
+        elbos, traces, best, tolerance = run.elbos, run.traces, run.best, run.tolerance
+        left.plot(
+            np.linspace(0, 1, traces.shape[1]), traces.T, color="tab:blue", lw=0.6, alpha=min(1.0, 10 / len(elbos))
+        )
         ordered = np.sort(elbos[np.isfinite(elbos)])
         good = ordered >= best - tolerance
         place = np.arange(len(ordered))
@@ -56,6 +56,6 @@ def starts(runs: "Mapping[str, Starts]", path: Path, tolerance: float = 2.0) -> 
         left.set(ylim=(low, best + tolerance + 0.02 * (best - low)), ylabel="ELBO", title=name)
         right.set(title=f"{good.sum() / len(elbos):.0%} of {len(elbos)} starts within {tolerance:g} nats of the best")
         right.legend(fontsize="small", loc="lower right")  # where the sorted points are not
-    panels[-1, 0].set_xlabel("step")
+    panels[-1, 0].set_xlabel("part of the run")
     panels[-1, 1].set_xlabel("start, by final ELBO")
     save(figure, path)

@@ -820,7 +820,7 @@ QUICK = (
     "optax.lookahead",
 )
 CELLS = [
-    pytest.param(name, column, marks=() if name in QUICK else pytest.mark.slow, id=f"{name}-{column}")
+    pytest.param(name, column, marks=() if name in QUICK else pytest.mark.nightly, id=f"{name}-{column}")
     for name in FEATURES
     for column in COLUMNS
 ]

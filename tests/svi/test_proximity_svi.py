@@ -562,9 +562,9 @@ def test_run_stops_after_too_many_bad_steps_and_names_step_and_parameter() -> No
 @pytest.mark.parametrize(
     ("proximity", "message"),
     [
-        ("entropy", "`constraint` must be a Proximity or a sequence of them, got 'entropy'"),
-        (proxvi.entropy, "`constraint` must be a Proximity or a sequence of them, got"),
-        ([proxvi.entropy], "`constraint` must be a Proximity or a sequence of them, got"),
+        ("entropy", "`constraint` must be a SpeedLimit, a Proximity, or a sequence of them, got 'entropy'"),
+        (proxvi.entropy, "`constraint` must be a SpeedLimit, a Proximity, or a sequence of them, got"),
+        ([proxvi.entropy], "`constraint` must be a SpeedLimit, a Proximity, or a sequence of them, got"),
         (
             proxvi.Proximity(lambda q, batch: q, magnitude=1.0),
             "`statistic` may take `prior`, `params` and `key`.*batch",

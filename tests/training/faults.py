@@ -31,7 +31,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
-from proxvi.training._chunks import ChunkRunner
+from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import is_key
 from proxvi.training._orbax_store import OrbaxStore
 from proxvi.training.checkpoints import Checkpoints
@@ -165,7 +165,7 @@ def damage(folder, flips, cuts, runs=3):
     shutil.rmtree(folder, ignore_errors=True)
     pristine, place = folder / "pristine", folder / "damaged"
     alone = bits(run(pristine))
-    fresh = ChunkRunner(make_svi(), jax.random.key(0), (data(),), 100, 100, None)
+    fresh = ChunkRunner(make_svi(), jax.random.key(0), (data(),), 100, ChunkPacer(100, 100), None)
     configuration = {**fresh.describe(), "user": None}
 
     def load(path):

@@ -13,7 +13,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
-from proxvi.training._chunks import ChunkRunner
+from proxvi.training._chunks import ChunkPacer, ChunkRunner
 
 from . import faults
 from .common import KEY, ROWS
@@ -81,7 +81,7 @@ def test_warns_if_a_batch_does_not_stand_for_all_rows(recwarn: pytest.WarningsRe
         recwarn.clear()
         guide = AutoNormal(model, create_plates=plate)
         svi = proxvi.ProximitySVI(model, guide, optax.sgd(1e-3), Trace_ELBO(), ())
-        ChunkRunner(svi, KEY, (ROWS,), size, 10, None)
+        ChunkRunner(svi, KEY, (ROWS,), size, ChunkPacer(10, 10), None)
         return [str(w.message) for w in recwarn if "`batch_size` is 100 of 1000 rows" in str(w.message)]
 
     [warning] = warnings_of(lambda x: numpyro.plate("rows", x.shape[0]))

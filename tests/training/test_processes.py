@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import proxvi
-from proxvi.training._chunks import ChunkRunner
+from proxvi.training._chunks import ChunkPacer, ChunkRunner
 
 from . import faults
 from .common import KEY, ROWS
@@ -29,7 +29,7 @@ def test_eight_devices_give_the_losses_of_one() -> None:
     mesh = jax.make_mesh((8,), ("data",))
     eight = proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=200, mesh=mesh)
     np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
-    source = ChunkRunner(faults.make_svi(), KEY, (ROWS,), 200, 10, mesh).source
+    source = ChunkRunner(faults.make_svi(), KEY, (ROWS,), 200, ChunkPacer(10, 10), mesh).source
     feed, _ = source.feed(0, 10)
     (batch,) = jax.jit(source.pick)(feed, 0, 0)
     assert [shard.data.shape[0] for shard in batch.addressable_shards] == 8 * [25]  # each has its part

@@ -59,7 +59,7 @@ def _subcommand(name: str, experiment: Experiment) -> Any:
 def main() -> None:
     """Entry point of the command `proxvi`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that workers are stopped, too
-    # A device for each core, over which `multistart` spreads its work. This must come before the first array.
+    # A device for each core, over which `luck` spreads its work. This must come before the first array.
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", cores())
     known = experiments()

@@ -1,5 +1,6 @@
-"""The proximity constraint and its references."""
+"""The constraints: the paper's with its references, and the speed limit."""
 
+from proxvi.constraints.limit import LimitState, LimitTelemetry, SpeedLimit
 from proxvi.constraints.proximity_constraint import (
     ConstraintState,
     Proximity,
@@ -13,9 +14,12 @@ from proxvi.constraints.references import Reference, parameter_average, statisti
 
 __all__ = [
     "ConstraintState",
+    "LimitState",
+    "LimitTelemetry",
     "Proximity",
     "ProximityStep",
     "Reference",
+    "SpeedLimit",
     "Telemetry",
     "add",
     "as_constraints",

@@ -239,7 +239,7 @@ def as_constraints(constraint: Proximity | Sequence[Proximity]) -> tuple[Proximi
     return tuple(constraints)
 
 
-def add(gradient: ParamTree, magnitude: Scalar | float, slope: ParamTree) -> ParamTree:
+def add(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) -> ParamTree:
     """`g + k ∇d`; with `k = 0` it is `g` to the last bit, whatever `∇d` holds."""
     return jax.tree.map(
         lambda g, c: jnp.where(magnitude == 0.0, g, (g + magnitude * c).astype(g.dtype)), gradient, slope

@@ -8,6 +8,7 @@ from proxvi.svi.proximity_svi import (
     warn_if_held,
     warn_if_unweighted,
     with_loss,
+    with_params,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "warn_if_held",
     "warn_if_unweighted",
     "with_loss",
+    "with_params",
 ]

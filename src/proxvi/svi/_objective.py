@@ -16,7 +16,7 @@ from proxvi import _distributions
 from proxvi._arguments import Arguments
 from proxvi._typing import Distance, Distribution, Guide, Int, Model, Params, Scalar, Trace, Tree
 from proxvi._validation import check_statistic
-from proxvi.constraints import Proximity, Telemetry
+from proxvi.constraints import LimitTelemetry, Proximity, SpeedLimit, Telemetry
 from proxvi.estimators import (
     LeaveOneOutELBO,
     MultiParticleELBO,
@@ -74,20 +74,21 @@ class Objective:
         model: NumPyro's.
         guide: NumPyro's.
         loss: the estimator of the ELBO.
-        constraints: those of the sum.
+        constraints: those of the sum, and speed limits, which are not in it.
         taken: what the statistic of each constraint takes beside the distributions.
         constrain: maps unconstrained parameters, which everything here takes, to what model and guide ask for.
         guide_params: names of the guide's parameters, which alone the constraints move.
         latent_sites: names of the guide's sites, without point masses.
         latent_plates: names of the model's plates in which nothing is observed: their elements are units, not data.
         has_sampled_parents: whether a distribution may depend on a sample that carries no gradient.
-        active: which constraints are in the program. Without any, the step compiles to NumPyro's own, bit for bit.
+        active: which constraints are in the sum. Without any, the step compiles to NumPyro's own, bit for bit.
+        limits: which are speed limits.
     """
 
     model: Model
     guide: Guide
     loss: ScheduledELBO
-    constraints: tuple[Proximity, ...]
+    constraints: tuple[Proximity | SpeedLimit, ...]
     taken: tuple[tuple[str, ...], ...]
     constrain: Callable[[Params], Params]
     guide_params: tuple[str, ...] = ()
@@ -95,10 +96,15 @@ class Objective:
     latent_plates: tuple[str, ...] = ()
     has_sampled_parents: bool = False
     active: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
 
     def bind(self, params: Params, inputs: StepInputs) -> "Objective":
-        """The same with the last five attributes, found by a trace of the guide and of the model."""
-        found: dict[str, Any] = {"active": tuple(i for i, c in enumerate(self.constraints) if not c.is_off)}
+        """The same with the last six attributes, found by a trace of the guide and of the model."""
+        on = {i: c for i, c in enumerate(self.constraints) if not c.is_off}
+        found: dict[str, Any] = {
+            "active": tuple(i for i, c in on.items() if isinstance(c, Proximity)),
+            "limits": tuple(i for i, c in on.items() if isinstance(c, SpeedLimit)),
+        }
 
         def look(key: Array) -> None:
             trace, model = self._traces(key, self._constrained(params, inputs), inputs, prior=True)
@@ -119,7 +125,18 @@ class Objective:
             observe = self._observation(i, params, inputs)
             shapes = jax.eval_shape(lambda p, observe=observe: observe(p).value, own)
             check_statistic(shapes)
-            states.append(ProximityState(constraint.init(own, lambda shapes=shapes: shapes), Telemetry.unmeasured()))
+            if isinstance(constraint, SpeedLimit) and _holds_distributions(shapes):
+                raise TypeError(
+                    f"`statistic` of a SpeedLimit must return arrays, got distributions from {constraint!r}; use "
+                    "`entropy`."
+                )
+            if isinstance(constraint, SpeedLimit):
+                states.append(
+                    ProximityState(constraint.init(lambda shapes=shapes: shapes), LimitTelemetry.unmeasured())
+                )
+            else:
+                state = constraint.init(own, lambda shapes=shapes: shapes)
+                states.append(ProximityState(state, Telemetry.unmeasured()))
         return tuple(states)
 
     def __call__(self, params: Params, inputs: StepInputs) -> tuple[Array, StepOutputs]:
@@ -144,10 +161,34 @@ class Objective:
         """Distance, magnitude and next state of the `i`-th constraint; `values` are the statistics, where known."""
         observe = self._observation(i, jax.lax.stop_gradient(params), inputs)
         own, constraint = self._of_guide(params), self.constraints[i]
+        assert isinstance(constraint, Proximity)
         value, score = observe(own) if values is None else values[i]
         if _holds_distributions(value):
             constraint = replace(constraint, distance=_over_particles(constraint.distance, self._particles, score))
         return constraint.step(inputs.constraints[i].constraint, own, value, lambda p: observe(p)[0], loss)
+
+    def limit_step(self, i: int, before: Params, after: Params, inputs: StepInputs) -> tuple[Params, ProximityState]:
+        """The parameters after a step that keeps to the `i`-th speed limit, and its next state.
+
+        Args:
+            i: number of the constraint.
+            before: the parameters before the step.
+            after: those to which the optimiser has led.
+            inputs: of the step.
+        """
+        limit, old, new = self.constraints[i], self._of_guide(before), self._of_guide(after)
+        assert isinstance(limit, SpeedLimit)
+        observe = self._observation(i, before, inputs)
+        value, slope = jax.vjp(lambda own: observe(own).value, old)
+        kept, state, done = limit.limit(
+            inputs.constraints[i].constraint,
+            new,
+            lambda: jax.tree.map(jnp.subtract, new, old),
+            value,
+            lambda weights: slope(weights)[0],
+            limit.ranges(lambda: observe(old).value),
+        )
+        return {**after, **kept}, ProximityState(state, done)
 
     def _loss_and_statistics(
         self, params: Params, inputs: StepInputs
@@ -209,7 +250,7 @@ class Objective:
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
         if "prior" in self.taken[i]:
             extra["prior"] = _priors(q, guide_trace, model_trace)
-        magnitude = self.constraints[i].magnitude
+        magnitude = getattr(self.constraints[i], "magnitude", None)
         if callable(magnitude) and inputs.constraints:
             # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
             off = jnp.asarray(magnitude(inputs.constraints[i].constraint.step)) == 0.0
@@ -317,7 +358,7 @@ class _Observer:
         return result
 
 
-def statistic_arguments(constraints: tuple[Proximity, ...]) -> tuple[tuple[str, ...], ...]:
+def statistic_arguments(constraints: tuple[Proximity | SpeedLimit, ...]) -> tuple[tuple[str, ...], ...]:
     """What each statistic takes beside the distributions, by the names in its signature."""
     taken = []
     for constraint in constraints:

@@ -18,7 +18,7 @@ from numpyro.optim import Minimize
 
 from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Tree
 from proxvi._validation import check_integer
-from proxvi.constraints import Proximity, as_constraints, share_of_gradient
+from proxvi.constraints import LimitState, LimitTelemetry, Proximity, SpeedLimit, share_of_gradient
 from proxvi.estimators import as_scheduled
 from proxvi.svi._nonfinite import Skipped, guarded_update, is_finite, raise_if_stopped, stays_finite
 from proxvi.svi._objective import Objective, StepInputs, StepOutputs, statistic_arguments
@@ -26,8 +26,9 @@ from proxvi.transforms import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState"]
 
-ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
+ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers, and a limit with a larger shortfall
 LITTLE = 0.1  # of a run, after the constraint let go
+HALF = 0.5  # of a run: over so many steps a statistic may lose its whole range, if nothing else is said
 
 
 class ProximitySVIState(NamedTuple):
@@ -92,7 +93,7 @@ class ProximitySVI(SVI):
         guide: Guide,
         optim: Any,
         loss: ELBO,
-        constraint: Proximity | Sequence[Proximity],
+        constraint: Proximity | SpeedLimit | Sequence[Proximity | SpeedLimit],
         *,
         max_skipped_in_a_row: int = 10,
         **static_kwargs: Any,
@@ -116,10 +117,11 @@ class ProximitySVI(SVI):
                 "`optim` must take one gradient step at a time, got Minimize, which runs to the end within one step; "
                 "use an Optax optimiser."
             )
-        self.constraints = as_constraints(constraint)
+        self.constraints = _as_tuple(constraint)
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self._statistic_arguments = statistic_arguments(self.constraints)
         self._initialised: Objective | None = None
+        self._length_is_known = False
 
     def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, rng_key: Array, *args: Any, init_params: Params | None = None, **kwargs: Any
@@ -163,10 +165,9 @@ class ProximitySVI(SVI):
         self, svi_state: ProximitySVIState, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> tuple[ProximitySVIState, Array]:
         """Take one step, finite or not, as NumPyro's does; signature as in NumPyro."""
-        loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
-        optim_state = self._apply(grads, svi_state.optim_state, loss)
+        loss, _, state = self._step(svi_state, args, kwargs, forward_mode_differentiation)
         skipped = state.skipped._replace(in_a_row=jnp.zeros_like(state.skipped.in_a_row))
-        return state._replace(optim_state=optim_state, skipped=skipped), loss
+        return state._replace(skipped=skipped), loss
 
     def stable_update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, svi_state: ProximitySVIState, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
@@ -175,8 +176,7 @@ class ProximitySVI(SVI):
 
         That is: the loss, a gradient, or anything that later steps would read (a moment of the optimiser, say).
         """
-        loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
-        state = state._replace(optim_state=self._apply(grads, svi_state.optim_state, loss))
+        loss, grads, state = self._step(svi_state, args, kwargs, forward_mode_differentiation)
         # Without the barrier XLA computes the whole step again for each array that is selected below: five times as
         # much program to compile.
         loss, grads, state = jax.lax.optimization_barrier((loss, grads, state))
@@ -186,6 +186,58 @@ class ProximitySVI(SVI):
         step = svi_state.optim_state[0] + svi_state.skipped.total  # the optimiser counts only the good ones
         skipped = svi_state.skipped.count_step(good, step, finite, loss)
         return kept._replace(rng_key=state.rng_key, skipped=skipped, first_loss=state.first_loss), loss
+
+    def _step(
+        self, svi_state: ProximitySVIState, args: Batch, kwargs: Params, forward_mode_differentiation: bool
+    ) -> tuple[Array, ParamTree, ProximitySVIState]:
+        """The true loss, the gradient of the objective, and the next state."""
+        self._check_length()
+        loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
+        state = state._replace(optim_state=self._apply(grads, svi_state.optim_state, loss))
+        if not self._objective.limits:
+            return loss, grads, state
+        if forward_mode_differentiation:
+            raise ValueError(
+                "`forward_mode_differentiation` must be False with a SpeedLimit, got True; use a Proximity, or none."
+            )
+        _, step_key = jax.random.split(svi_state.rng_key)  # as in the gradient
+        inputs = self._inputs(svi_state, step_key, args, kwargs)
+        before, constraints = self.optim.get_params(svi_state.optim_state), list(state.constraints)
+        for i in self._objective.limits:
+            after = self.optim.get_params(state.optim_state)
+            limited, constraints[i] = self._objective.limit_step(i, before, after, inputs)
+            state = state._replace(optim_state=with_params(state.optim_state, after, limited))
+        return loss, grads, state._replace(constraints=tuple(constraints))
+
+    def tell_length(self, svi_state: ProximitySVIState, num_steps: int) -> ProximitySVIState:
+        """Tell speed limits without an `over` how long the run is; `run` and `fit` do.
+
+        Args:
+            svi_state: from `init`. A limit that was told before, or has an `over`, stays as it is.
+            num_steps: of the run.
+        """
+        self._length_is_known = True
+
+        def told(state: ProximityState) -> ProximityState:
+            limit = state.constraint
+            if not isinstance(limit, LimitState):
+                return state
+            over = jnp.where(limit.over == 0.0, HALF * num_steps, limit.over)
+            return state._replace(constraint=limit._replace(over=over))
+
+        states = [
+            state if constraint.is_off else told(state)
+            for constraint, state in zip(self.constraints, svi_state.constraints, strict=True)
+        ]
+        return svi_state._replace(constraints=tuple(states))
+
+    def _check_length(self) -> None:
+        for constraint in self.constraints:
+            if isinstance(constraint, SpeedLimit) and constraint.over is None and not self._length_is_known:
+                raise ValueError(
+                    f"`over` must be given where `update` is called by hand, got None in {constraint!r}; half of the "
+                    "steps is a good choice, `SpeedLimit(over=num_steps / 2)`. `run` and `fit` know it by themselves."
+                )
 
     def _apply(self, grads: ParamTree, optim_state: Any, loss: Array) -> Any:
         """One step of the optimiser."""
@@ -313,6 +365,7 @@ class ProximitySVI(SVI):
         state = init_state
         if state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+        state = self.tell_length(state, num_steps)
 
         options = {"forward_mode_differentiation": forward_mode_differentiation, **kwargs}
 
@@ -367,6 +420,15 @@ def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
     """Warn if a constraint, when its share was last measured, made up more than 1% of the gradient."""
     for constraint, kept in zip(svi.constraints, state.constraints, strict=True):
         report = jax.device_get(kept.telemetry)
+        if isinstance(report, LimitTelemetry):
+            if report.shortfall > ACTIVE:
+                warnings.warn(
+                    f"{constraint!r} still holds at the end: a unit lacks {100 * report.shortfall:.0f}% of its range, "
+                    "so this is not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run.",
+                    stacklevel=3,
+                )
+            continue
+        assert isinstance(constraint, Proximity)
         # At an optimum both gradients vanish, and their ratio says nothing once the magnitude is next to nothing.
         if report.share > ACTIVE and not constraint.has_let_go(report.magnitude, kept.constraint):
             name = getattr(constraint.statistic, "__name__", "statistic")
@@ -381,6 +443,8 @@ def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
 def _warn_if_little_was_left(svi: ProximitySVI, start: int, num_steps: int) -> None:
     """Warn if a constraint let go so late that the rest of the run was too short to climb the ELBO alone."""
     for constraint in svi.constraints:
+        if isinstance(constraint, SpeedLimit):
+            continue
         left = None if constraint.is_off else constraint.steps_after_release(start, num_steps)
         if left is not None and left < LITTLE * num_steps:
             name = getattr(constraint.statistic, "__name__", "statistic")
@@ -390,6 +454,29 @@ def _warn_if_little_was_left(svi: ProximitySVI, start: int, num_steps: int) -> N
                 "constraint's gradients. Run longer, let `magnitude` decay faster, or lower Adam's `b2`.",
                 stacklevel=3,
             )
+
+
+def _as_tuple(constraint: Any) -> tuple[Proximity | SpeedLimit, ...]:
+    """One constraint or several, as a tuple."""
+    constraints = (constraint,) if isinstance(constraint, Proximity | SpeedLimit) else constraint
+    if not isinstance(constraints, Sequence) or not all(isinstance(c, Proximity | SpeedLimit) for c in constraints):
+        raise TypeError(
+            f"`constraint` must be a SpeedLimit, a Proximity, or a sequence of them, got {constraint!r}; write "
+            "`SpeedLimit()` or `Proximity(proxvi.entropy, magnitude=...)`."
+        )
+    return tuple(constraints)
+
+
+def with_params(optim_state: Any, before: Params, after: Params) -> Any:
+    """The state of an optimiser with other parameters; in a NumPyro optimiser they lie wherever it put them."""
+    replaced = {id(old): new for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)}
+    leaves, structure = jax.tree.flatten(optim_state)
+    if sum(id(leaf) in replaced for leaf in leaves) != len(replaced):
+        raise TypeError(
+            "`optim` must keep the parameters in its state as they are, which SpeedLimit changes, got one that does "
+            "not; use an Optax optimiser, such as `optax.adam(1e-3)`."
+        )
+    return jax.tree.unflatten(structure, [replaced.get(id(leaf), leaf) for leaf in leaves])
 
 
 def _check_mutable_state(state: SVIState, elbo: ELBO) -> None:

@@ -1,7 +1,9 @@
 """Long runs that can be watched, stopped and resumed."""
 
+from proxvi.training._batches import Arrays
+from proxvi.training._chunks import ordered
 from proxvi.training.checkpoints import ConfigurationError
 from proxvi.training.fitting import fit
 from proxvi.training.options import Checkpointing, Reporting, Validation
 
-__all__ = ["Checkpointing", "ConfigurationError", "Reporting", "Validation", "fit"]
+__all__ = ["Arrays", "Checkpointing", "ConfigurationError", "Reporting", "Validation", "fit", "ordered"]

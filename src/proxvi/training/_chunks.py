@@ -29,7 +29,7 @@ class ChunkPacer:
     """
 
     def __init__(self, report_every: int, num_steps: int) -> None:
-        self._report_every, self._num_steps = report_every, num_steps
+        self._report_every, self.num_steps = report_every, num_steps
         self.longest = min(report_every, num_steps)
         self._adapts, self._chunks = jax.process_count() == 1, 0
         self._pace = min(10, self.longest) if self._adapts else self.longest
@@ -37,7 +37,7 @@ class ChunkPacer:
 
     def limit(self, step: int) -> int:
         """The most steps that the chunk after `step` may take."""
-        return min(self._report_every - step % self._report_every, self._num_steps - step, self._pace)
+        return min(self._report_every - step % self._report_every, self.num_steps - step, self._pace)
 
     def record(self, length: int, seconds: float) -> None:
         """Adapt to the time that a chunk took."""
@@ -48,7 +48,7 @@ class ChunkPacer:
 
     def reports_at(self, step: int) -> bool:
         """Whether a report is due after `step` steps."""
-        return step % self._report_every == 0 or step == self._num_steps
+        return step % self._report_every == 0 or step == self.num_steps
 
     def report_before(self, step: int) -> int:
         """The step of the last report before that of `step`; 0 if there was none."""
@@ -56,7 +56,7 @@ class ChunkPacer:
 
 
 class ChunkRunner:
-    """Takes steps in compiled chunks of at most `longest`, and skips those that are not finite.
+    """Takes steps in compiled chunks, and skips those that are not finite.
 
     Attributes:
         svi: the given one, changed so that its losses have the same bits in every process.
@@ -70,15 +70,15 @@ class ChunkRunner:
         key: Array,
         data: tuple[Tree, ...],
         batch_size: int | None,
-        longest: int,
+        pacer: ChunkPacer,
         mesh: Mesh | None,
     ) -> None:
         self._key, self._placement = key, Placement(mesh)
         init_key, data_key, self._validation_key = (jax.random.fold_in(key, i) for i in range(3))
-        self.source = make_source(data, batch_size, data_key, longest, self._placement)
+        self.source = make_source(data, batch_size, data_key, pacer.longest, self._placement)
         self._first = from_process_zero(self.source.first())
         self.svi, state = start_reproducibly(svi, init_key, self._first)
-        self.state = self._placement.replicate(state)
+        self.state = self._placement.replicate(self.svi.tell_length(state, pacer.num_steps))
         if batch_size is not None:
             rows = common_length("data", data, "it is the rows' axis")
             warn_if_unweighted(self.svi, self.state, rows, self._first)
@@ -166,8 +166,11 @@ class ChunkRunner:
     def telemetry(self) -> Metrics:
         """What the constraints did, and how many steps were skipped."""
         reports = [jax.device_get(c.telemetry) for c in self.state.constraints]
-        values = {name: [float(getattr(r, name)) for r in reports] for name in ("magnitude", "distance", "share")}
-        found = {name: v[0] if len(v) == 1 else v for name, v in values.items() if v}
+        values: dict[str, list[float]] = {}
+        for report in reports:
+            for name, value in report._asdict().items():
+                values.setdefault(name, []).append(float(value))
+        found = {name: v[0] if len(v) == 1 else v for name, v in values.items()}
         return {**found, "skipped": int(self.state.skipped.total)}
 
     def describe(self) -> Json:

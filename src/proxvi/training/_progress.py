@@ -15,7 +15,7 @@ import tqdm
 from proxvi._typing import Json, Metrics
 from proxvi.svi import ACTIVE
 
-FORMATS = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g"}
+FORMATS = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g", "pull": ".2g"}
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from types import CodeType
 
 import jax
@@ -17,7 +18,7 @@ from proxvi.training._devices import local
 def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Batch) -> Json:
     """Key, constraints, estimator, version of JAX, and the program of a step."""
     constraints = [
-        {"statistic": name_and_code(c.statistic), "distance": name_and_code(c.distance), "relative": c.relative}
+        {f.name: _setting(getattr(c, f.name)) for f in fields(c) if f.name not in ("magnitude", "reference")}
         for c in svi.constraints
     ]
     program = jax.make_jaxpr(svi.update)(jax.tree.map(local, state), *batch)
@@ -30,6 +31,10 @@ def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Bat
         # add up its sites in another order in each process.
         "program": hashlib.sha256("\n".join(sorted(equations(program))).encode()).hexdigest(),
     }
+
+
+def _setting(value: object) -> object:
+    return name_and_code(value) if callable(value) else value
 
 
 def signature(tree: Tree) -> str:

@@ -103,7 +103,7 @@ def fit(
     check_integer("num_steps", num_steps)
     patience = None if validation is None else validation.patience
     pacer = ChunkPacer(reporting.every, num_steps)
-    runner = ChunkRunner(svi, key, data, batch_size, pacer.longest, mesh)
+    runner = ChunkRunner(svi, key, data, batch_size, pacer, mesh)
     log = MetricsLog(reporting.metrics_file, reporting.callback)
     checkpoints, stop = None, False
 
@@ -167,7 +167,7 @@ def _measure(
     }
     if validation is not None:
         metrics["validation_elbo"] = elbo = runner.evaluate(validation.data)
-        progress.validate(elbo, metrics.get("share", 0.0))
+        progress.validate(elbo, metrics.get("share", metrics.get("shortfall", 0.0)))
     if reporting.measure is not None:
         own = reporting.measure(runner.svi.get_params(runner.state))
         metrics |= {name: float(value) for name, value in own.items()}

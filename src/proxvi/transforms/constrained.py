@@ -7,8 +7,15 @@ import jax
 import optax
 
 from proxvi._arguments import Arguments, check_call, check_parameters
-from proxvi._typing import ParamTree, Tree
-from proxvi.constraints import ConstraintState, Proximity, Telemetry, add, as_constraints, share_of_gradient
+from proxvi._typing import ParamTree, Scalar, Tree
+from proxvi.constraints import (
+    LimitTelemetry,
+    Proximity,
+    Telemetry,
+    add,
+    as_constraints,
+    share_of_gradient,
+)
 
 __all__ = ["ConstrainedState", "ProximityState", "proximity", "telemetry"]
 
@@ -19,12 +26,12 @@ class ProximityState(NamedTuple):
     """State of one constraint.
 
     Attributes:
-        constraint: what the next step needs.
-        telemetry: what the latest step did.
+        constraint: what the next step needs; a `ConstraintState`, or a `LimitState`.
+        telemetry: what the latest step did; a `Telemetry`, or a `LimitTelemetry`.
     """
 
-    constraint: ConstraintState
-    telemetry: Telemetry
+    constraint: Any
+    telemetry: Any
 
 
 class ConstrainedState(NamedTuple):
@@ -101,8 +108,10 @@ def proximity(
         check_call(updates, params, extra, relative=relative)
         gradient, states = updates, []
         for c, a, before in zip(constraints, arguments, state.constraints, strict=True):
-            slope, after = _slope(c, before, updates, params, a.bind(c.statistic, params, extra), extra.get("value"))
-            gradient = add(gradient, after.telemetry.magnitude, slope)
+            slope, magnitude, after = _slope(
+                c, before, updates, params, a.bind(c.statistic, params, extra), extra.get("value")
+            )
+            gradient = add(gradient, magnitude, slope)
             states.append(after)
         step, of_optimizer = inner.update(gradient, state.optimizer, params, **extra)
         return step, ConstrainedState(tuple(states), of_optimizer)
@@ -112,13 +121,13 @@ def proximity(
 
 def _slope(
     constraint: Proximity,
-    before: ProximityState,
+    before: Any,
     gradient: ParamTree,
     params: ParamTree,
     statistic: Callable[[ParamTree], Tree],
     loss: Any,
-) -> tuple[ParamTree, ProximityState]:
-    """`∇d` of one constraint, and its next state; its share is that beside `gradient`, the loss's own."""
+) -> tuple[ParamTree, Scalar, ProximityState]:
+    """`∇d` of one constraint, its magnitude and its next state; its share is that beside `gradient`, the loss's own."""
 
     def distance_at(p: ParamTree) -> tuple[Any, Any]:
         step = constraint.step(before.constraint, p, statistic(p), statistic, loss)
@@ -130,17 +139,17 @@ def _slope(
         lambda: share_of_gradient(gradient, magnitude, slope),
         lambda: before.telemetry.share,
     )
-    return slope, ProximityState(after, Telemetry(distance, magnitude, share))
+    return slope, magnitude, ProximityState(after, Telemetry(distance, magnitude, share))
 
 
-def telemetry(state: Tree) -> tuple[Telemetry, ...]:
+def telemetry(state: Tree) -> tuple[Any, ...]:
     """Read from the state of an optimiser what each constraint did at the latest step. Nothing is computed.
 
     Args:
         state: the state of an Optax optimiser, or any tree that holds it.
 
     Returns:
-        One `Telemetry` for each constraint, in their order.
+        One `Telemetry` for each constraint, and one `LimitTelemetry` for each speed limit, in their order.
 
     Example:
         >>> import jax.numpy as jnp, optax, proxvi
@@ -148,5 +157,8 @@ def telemetry(state: Tree) -> tuple[Telemetry, ...]:
         >>> len(proxvi.telemetry(proxvi.proximity(optax.sgd(0.1), [constraint, constraint]).init(jnp.ones(2))))
         2
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Telemetry))
-    return tuple(node for node in nodes if isinstance(node, Telemetry))
+
+    def is_telemetry(node: Tree) -> bool:
+        return isinstance(node, Telemetry | LimitTelemetry)
+
+    return tuple(node for node in jax.tree.leaves(state, is_leaf=is_telemetry) if is_telemetry(node))

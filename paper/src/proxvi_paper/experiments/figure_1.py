@@ -16,7 +16,6 @@ from jax.typing import ArrayLike
 
 import proxvi
 from proxvi._typing import Statistic, Tree
-from proxvi.starts import Starts, multistart
 from proxvi_paper import plots
 from proxvi_paper.experiments import tables
 from proxvi_paper.experiments.descent import StartsTrial, descend, scan
@@ -64,11 +63,12 @@ class Trial(StartsTrial):
         """Where all starts end, and the shares that end well."""
         method, x = (METHODS | VARIANTS)[self.method], data_sets(self)
         means = jnp.tile(ring(self.starts), (self.data_sets, 1))
-        ended = multistart(
-            lambda start: method(self, factor.start(start[0]), start[1]), (means, jnp.repeat(x, self.starts, axis=0))
+        ended = proxvi.luck(
+            lambda start: method(self, factor.start(start[0]), start[1]),
+            starts=(means, jnp.repeat(x, self.starts, axis=0)),
         )
         shape = (self.data_sets, self.starts)
-        elbos, means = np.asarray(ended.elbos).reshape(shape), np.asarray(ended.params.means).reshape(*shape, -1)
+        elbos, means = ended.elbos.astype(np.float32).reshape(shape), np.asarray(ended.params.means).reshape(*shape, -1)
         reference = np.asarray(from_the_truth(replace(self, method="VI")))
         return {**judge(elbos, means, reference), "reference": reference, "elbos": elbos, "means": means}
 
@@ -210,9 +210,12 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 def basins(figures: dict[str, Any], data_set: int = 0) -> str:
     """Where the starts on one data set ended, and a name for each optimum."""
     elbos, means = np.asarray(figures["elbos"])[data_set], np.asarray(figures["means"])[data_set]
-    report = Starts(elbos, means, elbos[:, None]).report()
-    lines = [str(report).splitlines()[0]]
-    for elbo, starts in report.basins[:6]:
+    report = proxvi.Luck(elbos, elbos[:, None], means)
+    lines = [
+        f"{report.share:.0%} of {len(elbos)} starts end within {report.tolerance:g} nats of the best ELBO, "
+        f"{report.best:.2f}; median {np.median(elbos):.2f}, worst {np.min(elbos):.2f}"
+    ]
+    for elbo, starts, *_ in report.basins[:6]:
         low, high = np.sort(means[starts[0]])
         lines.append(f"  {len(starts):4d} starts, ELBO {elbo:9.1f}, means ({low:.1f}, {high:.1f}): {_name(low, high)}")
     if len(report.basins) > 6:

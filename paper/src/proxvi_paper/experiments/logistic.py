@@ -15,7 +15,6 @@ from sklearn.datasets import load_breast_cancer
 
 import proxvi
 from proxvi._typing import Statistic
-from proxvi.starts import multistart
 from proxvi_paper.experiments import tables
 from proxvi_paper.experiments.descent import StartsTrial, descend
 from proxvi_paper.models import logistic
@@ -49,7 +48,7 @@ class Trial(StartsTrial):
         mean_key, scale_key = jax.random.split(jax.random.key(self.seed))
         shape = (self.starts, rows[0].shape[1])
         starts = Weights(3.0 * jax.random.normal(mean_key, shape), jax.random.normal(scale_key, shape) - 1.0)
-        return {"elbos": np.asarray(multistart(lambda start: METHODS[self.method](self, start, rows), starts).elbos)}
+        return {"elbos": proxvi.luck(lambda start: METHODS[self.method](self, start, rows), starts=starts).elbos}
 
 
 Data = tuple[Array, Array]

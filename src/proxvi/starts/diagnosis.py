@@ -1,0 +1,193 @@
+"""`luck`: many starts in one program, and a report of how much the result depends on the start."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import tqdm.auto
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpyro.infer import SVI
+
+from proxvi._typing import Params, ParamTree, Tree
+from proxvi._validation import check_integer, common_length
+from proxvi.starts._lanes import Lanes
+from proxvi.starts.report import Luck
+
+__all__ = ["luck"]
+
+WINDOWS = 100  # of a trace
+SAMPLES = 200  # of a posterior, for its means and standard deviations
+
+Optimise = Callable[[Any], tuple[ParamTree, Array]]
+
+
+def luck(
+    inference: SVI | Optimise,
+    key: Array | None = None,
+    num_steps: int | None = None,
+    *data: Tree,
+    starts: int | Tree = 32,
+    batch_size: int | None = None,
+    tolerance: float = 2.0,
+    best_known: float | None = None,
+    floor: float | None = None,
+    particles: int = 100,
+    average_last: int = 1,
+    mesh: Mesh | None = None,
+    progress_bar: bool = True,
+) -> Luck:
+    """Measure how much an inference depends on its start: run it from many, and compare where they end.
+
+        ELBO_s = E_q[log p(x, z) − log q(z)] at the end of start s,   share = #{s: ELBO_s ≥ max ELBO − tolerance} / n
+
+    Args:
+        inference: NumPyro's `SVI`, or a `ProximitySVI`. Or a function of one start that returns the final parameters
+            and the ELBOs during the run, the last of which is that of the final parameters; then `num_steps`, `data`,
+            `batch_size` and `particles` are not used.
+        key: for the starts and the samples.
+        num_steps: of each start.
+        data: the arguments of the model.
+        starts: how many starts. For a function also the starts themselves, as a tree of arrays with a leading axis.
+        batch_size: rows of the arrays in a batch; None for all of them.
+        tolerance: ELBOs that differ by less count as the same, in nats.
+        best_known: the best ELBO that is known from elsewhere, if any, to compare with.
+        floor: the ELBO of a null model, if any; a start that ends below it has found nothing.
+        particles: samples for each final ELBO, the same ones for all starts.
+        average_last: of a function: the final ELBO is the mean of this many last entries of its trace.
+        mesh: devices to spread the starts over; None takes all of them.
+        progress_bar: whether to show one.
+
+    Returns:
+        The report. Print it, or look at its `verdict`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> def model(x):
+        ...     a, b = (numpyro.sample(name, dist.Normal(0, 3)) for name in "ab")
+        ...     numpyro.sample("x", dist.Normal(a * b, 0.1), obs=x)
+        >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
+        >>> report = proxvi.luck(svi, jax.random.key(0), 2_000, jnp.array(2.0), starts=16, progress_bar=False)
+        >>> print(report.verdict)
+        No luck: all 16 starts end within 2 nats of the best (at least 81% of all starts). One run is enough.
+        >>> print(report.distances["a"].max() > 10)  # but a = b = 1.4 is another answer than a = b = -1.4
+        True
+    """
+    settings: dict[str, Any] = {"tolerance": tolerance, "best_known": best_known, "floor": floor}
+    if isinstance(inference, SVI):
+        if key is None or num_steps is None:
+            raise ValueError(
+                "`key` and `num_steps` must be given with an SVI, got None; write `luck(svi, jax.random.key(0), 5_000, "
+                "x)`."
+            )
+        check_integer("num_steps", num_steps, remedy="1 is one step")
+        check_integer("starts", starts, at_least=2, remedy="with one start there is nothing to compare")
+        check_integer("particles", particles, at_least=2, remedy="the ELBO is a mean over samples")
+        lanes = Lanes(inference, key, data, batch_size, starts, mesh)
+        return _of_lanes(lanes, key, num_steps, starts, particles, progress_bar, settings)
+    if not callable(inference):
+        raise TypeError(
+            f"`inference` must be an SVI or a function of a start, got {inference!r}; write `luck(svi, key, 5_000, x)`."
+        )
+    check_integer("average_last", average_last, remedy="1 takes the last ELBO")
+    if isinstance(starts, int):
+        if key is None:
+            raise ValueError("`key` must be given where `starts` is a number, got None; pass `jax.random.key(0)`.")
+        starts = jax.random.split(key, starts)
+    return _of_function(inference, starts, average_last, mesh, settings)
+
+
+def _of_lanes(
+    lanes: Lanes, key: Array, num_steps: int, starts: int, particles: int, progress_bar: bool, settings: dict[str, Any]
+) -> Luck:
+    start_key, elbo_key, sample_key = (jax.random.fold_in(key, i) for i in range(3))
+    states = lanes.start(jax.random.split(start_key, starts), num_steps)
+    ends = np.unique(np.linspace(0, num_steps, min(WINDOWS, num_steps) + 1).astype(int))
+    windows = []
+    with tqdm.auto.tqdm(total=num_steps, disable=not progress_bar, unit="step", dynamic_ncols=True) as bar:
+        for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+            states, loss = lanes.advance(states, begin, end - begin)
+            windows.append(-loss)
+            bar.update(end - begin)
+            bar.set_postfix_str(f"best ELBO {np.nanmax(windows[-1]):.5g}", refresh=False)
+    estimates = lanes.elbos(states, elbo_key, particles).astype(np.float64)
+    elbos = estimates.mean(0)
+    distances = {}
+    if np.any(np.isfinite(elbos)):
+        means, deviations = _moments(lanes, lanes.params(states), sample_key)
+        best = int(np.nanargmax(np.where(np.isfinite(elbos), elbos, np.nan)))
+        distances = {name: _distance(means[name], deviations[name], best) for name in means}
+    return Luck(
+        elbos,
+        np.stack(windows, axis=1),
+        lanes.params(states),
+        errors=estimates.std(0, ddof=1) / np.sqrt(particles),
+        distances=distances,
+        **settings,
+    )
+
+
+def _moments(lanes: Lanes, params: Params, key: Array) -> tuple[Params, Params]:
+    """Posterior mean and standard deviation of every latent variable, for each lane."""
+    svi = lanes.svi
+
+    def sample(params: Params, data: Tree, key: Array) -> Params:
+        guide = numpyro.handlers.substitute(numpyro.handlers.seed(svi.guide, key), data=params)
+        trace = numpyro.handlers.trace(guide).get_trace(*data, **svi.static_kwargs)
+        return {
+            name: jnp.asarray(site["value"], jnp.result_type(float))
+            for name, site in trace.items()
+            if site["type"] == "sample" and not site["is_observed"] and not site["infer"].get("is_auxiliary", False)
+        }
+
+    def moments(params: Params, data: Tree) -> tuple[Params, Params]:
+        draws = jax.vmap(lambda key: sample(params, data, key))(jax.random.split(key, SAMPLES))
+        return jax.tree.map(lambda x: x.mean(0), draws), jax.tree.map(lambda x: x.std(0), draws)
+
+    both = jax.jit(lambda params, data: jax.lax.map(lambda p: moments(p, data), params))(params, lanes.source.arrays)
+    return jax.tree.map(np.asarray, both)
+
+
+def _distance(mean: np.ndarray, deviation: np.ndarray, best: int) -> np.ndarray:
+    """The largest difference of means to the best start, in standard deviations of both."""
+    scale = np.sqrt((deviation**2 + deviation[best] ** 2) / 2)
+    apart = np.abs(mean - mean[best])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(apart == 0, 0.0, apart / scale)
+    return ratio.reshape(len(mean), -1).max(1, initial=0.0)
+
+
+def _of_function(
+    optimise: Optimise, starts: Tree, average_last: int, mesh: Mesh | None, settings: dict[str, Any]
+) -> Luck:
+    count = common_length("starts", starts, "use `jax.random.split(key, n)`, or stack the initial parameters")
+    mesh = Mesh(np.array(jax.devices()), "starts") if mesh is None else Mesh(mesh.devices, mesh.axis_names)  # Auto axes
+    devices = mesh.devices.shape[0]
+    rows = jnp.arange(-(-count // devices) * devices) % count  # equally many for each device; the surplus is dropped
+    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+    starts = jax.device_put(jax.tree.map(lambda x: x[rows], starts), spread)
+
+    def checked(start: Tree) -> tuple[ParamTree, Array]:
+        """`optimise`, whose results are checked while it is compiled, before the work."""
+        params, trace = optimise(start)
+        if jnp.ndim(trace) != 1:
+            raise ValueError(
+                f"`inference` must return its ELBOs as one vector, got {jnp.ndim(trace)} axes; return `(params, "
+                "elbos)`."
+            )
+        if average_last > len(trace):
+            raise ValueError(
+                f"`average_last` must be at most the {len(trace)} ELBOs that `inference` returns, got {average_last}; "
+                "lower it, or return more of them."
+            )
+        return params, trace
+
+    params, traces = jax.jit(jax.vmap(checked), out_shardings=spread)(starts)
+    params, traces = jax.tree.map(lambda x: x[:count], (params, traces))
+    traces = np.asarray(traces, np.float64)
+    return Luck(traces[:, -average_last:].mean(1), traces, params, **settings)

@@ -1,0 +1,225 @@
+"""`race`: many starts, the worse half dropped again and again, and the winner finished."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm.auto
+from jax import Array
+from jax.sharding import Mesh
+from numpyro.infer import SVI
+
+from proxvi._typing import Float, Int, Params, Tree
+from proxvi._validation import check_integer
+from proxvi.constraints import SpeedLimit
+from proxvi.starts._lanes import Lanes, take
+from proxvi.svi import ProximitySVIState
+
+__all__ = ["Race", "Round", "race"]
+
+FINISH = 0.5  # of the steps are for the winner
+SCORED = 0.25  # of a round, at its end, counts for the score
+CHUNKS = 20  # of the finish
+PLAIN, LIMITED = "plain", "speed limit"
+
+
+class Round(NamedTuple):
+    """One round of a race.
+
+    Attributes:
+        lanes: numbers of the lanes that took part.
+        steps: how many each of them took.
+        scores: the mean ELBO of each at the end of the round.
+    """
+
+    lanes: Int[np.ndarray, " lanes"]
+    steps: int
+    scores: Float[np.ndarray, " lanes"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Who won a race. Prints as a summary.
+
+    Attributes:
+        params: the winner's, at the end.
+        state: the winner's.
+        elbo: the winner's, at the end.
+        error: standard error of `elbo`.
+        lane: the winner's number.
+        start: the number of its start.
+        method: "plain" or "speed limit".
+        rounds: what happened.
+        steps: gradient steps in all.
+
+    Example:
+        >>> import numpy as np
+        >>> first = Round(np.arange(4), 10, np.array([-9.0, -8.0, -7.0, -6.0]))
+        >>> rounds = (first, Round(np.array([2, 3]), 20, np.ones(2)))
+        >>> print(Race({}, None, -5.0, 0.1, lane=2, start=2, method="plain", rounds=rounds, steps=200))
+        ELBO -5.00 ± 0.1, by start 2 (plain), which was number 2 of 4 after the first round; 200 gradient steps in all.
+        round  lanes  steps         best       median   worst kept
+            1      4     10        -6.00        -7.50        -7.00
+            2      2     20         1.00         1.00         1.00
+    """
+
+    params: Params = field(repr=False)
+    state: ProximitySVIState | None = field(repr=False)
+    elbo: float
+    error: float
+    lane: int
+    start: int
+    method: str
+    rounds: tuple[Round, ...] = field(repr=False)
+    steps: int
+
+    def __str__(self) -> str:
+        first = self.rounds[0]
+        place = int(np.sum(first.scores > first.scores[list(first.lanes).index(self.lane)])) + 1
+        lines = [
+            f"ELBO {self.elbo:.2f} ± {self.error:.2g}, by start {self.start} ({self.method}), which was number {place} "
+            f"of {len(first.lanes)} after the first round; {self.steps} gradient steps in all.",
+            f"{'round':>5} {'lanes':>6} {'steps':>6} {'best':>12} {'median':>12} {'worst kept':>12}",
+        ]
+        for number, (lanes, steps, scores) in enumerate(self.rounds, 1):
+            kept = np.sort(scores)[::-1][: max(len(lanes) // 2, 1)]
+            row = f"{kept[0]:12.2f} {np.median(scores):12.2f} {kept[-1]:12.2f}"
+            lines.append(f"{number:5d} {len(lanes):6d} {steps:6d} {row}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def race(
+    svi: SVI,
+    key: Array,
+    num_steps: int,
+    *data: Tree,
+    starts: int = 32,
+    methods: Sequence[str] = (PLAIN, LIMITED),
+    batch_size: int | None = None,
+    particles: int = 100,
+    mesh: Mesh | None = None,
+    progress_bar: bool = True,
+) -> Race:
+    """Run many starts side by side, drop the worse half again and again, and finish the winner.
+
+        round r:  n / 2^r lanes, all with the same random numbers;   score = mean ELBO over the last quarter of it
+
+    Half of the steps go to `log2(n)` rounds of equal cost. The other half go to the winner, with a fresh optimiser
+    whose steps become smaller by a cosine. At least one plain lane is in the last round.
+
+    Args:
+        svi: NumPyro's `SVI`, or a `ProximitySVI`, whose constraint is not used.
+        key: for the starts and the samples.
+        num_steps: gradient steps of all lanes together.
+        data: the arguments of the model.
+        starts: how many starts; with each method, so there are `starts × len(methods)` lanes, a power of 2.
+        methods: "plain", "speed limit", or both.
+        batch_size: rows of the arrays in a batch; None for all of them.
+        particles: samples for the final ELBO.
+        mesh: devices to spread the lanes over; None takes all of them.
+        progress_bar: whether to show one.
+
+    Returns:
+        The winner's parameters, and what happened.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi
+        >>> from numpyro.infer import SVI, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> def model(y):
+        ...     frequency = numpyro.sample("frequency", dist.Uniform(0, 3))
+        ...     numpyro.sample("y", dist.Normal(jnp.sin(frequency * jnp.arange(50)), 0.5), obs=y)
+        >>> y = jnp.sin(1.3 * jnp.arange(50))
+        >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
+        >>> result = proxvi.race(svi, jax.random.key(0), 6_000, y, starts=16, methods=["plain"], progress_bar=False)
+        >>> print(svi.guide.median(result.params)["frequency"].round(2))
+        1.3
+    """
+    check_integer("starts", starts, remedy="32 is the default")
+    unknown = [name for name in methods if name not in (PLAIN, LIMITED)]
+    if unknown or not methods:
+        raise ValueError(f"`methods` must name {PLAIN!r}, {LIMITED!r}, or both, got {list(methods)}; leave it out.")
+    count = starts * len(methods)
+    if count < 2 or count & (count - 1):
+        raise ValueError(
+            f"`starts` must give a power of 2 lanes with {len(methods)} methods, got {starts}; take 32, for example."
+        )
+    rounds = int(math.log2(count))
+    each = int(num_steps * (1 - FINISH)) // rounds
+    if each < count:
+        raise ValueError(
+            f"`num_steps` must be at least {math.ceil(count * rounds / (1 - FINISH))}, one step for each of {count} "
+            f"lanes, got {num_steps}; take more steps, or fewer starts."
+        )
+    lengths = [each // (count >> r) for r in range(rounds)]
+    finish = num_steps - sum(length * (count >> r) for r, length in enumerate(lengths))
+    limits = (SpeedLimit(),) if LIMITED in methods else ()
+    lanes = Lanes(svi, jax.random.fold_in(key, 0), data, batch_size, count, mesh, limits)
+    # Lane i is start i % starts with method i // starts.
+    start_keys = jnp.concatenate([jax.random.split(jax.random.fold_in(key, 1), starts)] * len(methods))
+    states = lanes.start(start_keys, sum(lengths) + finish)
+    is_plain = np.repeat([name == PLAIN for name in methods], starts)
+    if LIMITED in methods:
+        states = _without_limit(states, jnp.asarray(is_plain))
+    alive, done, history = np.arange(count), 0, []
+    with tqdm.auto.tqdm(total=num_steps, disable=not progress_bar, unit="step", dynamic_ncols=True) as bar:
+        for r, length in enumerate(lengths):
+            states = _with_key(states, jax.random.fold_in(key, 2 + r))  # the same random numbers in every lane
+            scored = max(int(length * SCORED), 1)
+            if length > scored:
+                states, _ = lanes.advance(states, done, length - scored)
+            states, loss = lanes.advance(states, done + length - scored, scored)
+            done += length
+            scores = -loss
+            history.append(Round(alive, length, scores))
+            kept = better_half(scores, is_plain[alive])
+            states, alive = take(states, kept), alive[kept]
+            bar.update(length * len(scores))
+            bar.set_postfix_str(f"{len(alive)} lanes left, best ELBO {np.nanmax(scores):.5g}", refresh=False)
+        states, decay = lanes.with_fresh_optimizer(states), (done, done + finish)
+        ends = np.unique(np.linspace(done, done + finish, CHUNKS + 1).astype(int)).tolist()
+        for begin, end in itertools.pairwise(ends):
+            states, loss = lanes.advance(states, begin, end - begin, decay=decay)
+            bar.update(end - begin)
+            bar.set_postfix_str(f"finishing, ELBO {-float(loss[0]):.5g}", refresh=False)
+    estimates = lanes.elbos(states, jax.random.fold_in(key, 2 + rounds), particles).astype(np.float64)
+    return Race(
+        params=take(lanes.params(states), 0),
+        state=take(states, 0),
+        elbo=float(estimates.mean()),
+        error=float(estimates.std(ddof=1) / math.sqrt(particles)),
+        lane=int(alive[0]),
+        start=int(alive[0]) % starts,
+        method=methods[int(alive[0]) // starts],
+        rounds=tuple(history),
+        steps=num_steps,
+    )
+
+
+def better_half(scores: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
+    """Positions of the better half, the best first; a plain one among them, until one is left."""
+    order = np.argsort(np.where(np.isfinite(scores), -scores, np.inf), kind="stable")
+    half = len(order) // 2
+    kept = order[:half]
+    if half > 1 and is_plain.any() and not is_plain[kept].any():
+        kept[-1] = next(i for i in order if is_plain[i])
+    return kept
+
+
+def _without_limit(states: ProximitySVIState, is_plain: Array) -> ProximitySVIState:
+    """Speed limits that hold nothing, in the lanes that are plain."""
+    (limit,) = states.constraints
+    over = jnp.where(is_plain, 0.0, limit.constraint.over)
+    return states._replace(constraints=(limit._replace(constraint=limit.constraint._replace(over=over)),))
+
+
+def _with_key(states: ProximitySVIState, key: Array) -> ProximitySVIState:
+    lanes = states.rng_key.shape[0]
+    return states._replace(rng_key=jnp.stack([key] * lanes))

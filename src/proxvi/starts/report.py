@@ -1,0 +1,239 @@
+"""The report of `luck`: how much an inference depends on its start."""
+
+import html
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from proxvi._typing import Float, Int, Json, ParamTree
+from proxvi._validation import check_number
+
+__all__ = ["Basin", "Luck"]
+
+CONFIDENT = 0.95
+QUANTILE = 1.96  # of the normal distribution, for that confidence
+SHOWN = 10  # basins
+
+
+class Basin(NamedTuple):
+    """Starts that ended at about the same ELBO.
+
+    Attributes:
+        elbo: the best of them.
+        starts: numbers of the starts, the best one first.
+        distance: how far their answers are from those of the best start, in posterior standard deviations; the median
+            over the starts of the site that is farthest. NaN if not known.
+        site: the name of that site.
+    """
+
+    elbo: float
+    starts: Int[np.ndarray, " starts"]
+    distance: float = math.nan
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Luck:
+    """How much an inference depends on its start. Prints as a verdict and a table of the basins.
+
+    Attributes:
+        elbos: the ELBO at the end of each start.
+        traces: the ELBO during the run, starts × windows of steps.
+        params: the parameters at the end, with a leading axis of starts.
+        tolerance: ELBOs that differ by less count as the same, in nats.
+        best_known: the best ELBO that is known from elsewhere, if any.
+        floor: the ELBO of a null model, if any; a start that ends below it has found nothing.
+        errors: standard errors of `elbos`; 0 where they are exact, or not known.
+        distances: by site, how far the posterior mean of each start is from that of the best start, in posterior
+            standard deviations; that of the element that is farthest.
+
+    Example:
+        >>> import numpy as np
+        >>> elbos = np.array([-10.0, -10.5, -30.0, -30.2, -30.1])
+        >>> report = Luck(elbos, np.tile(elbos[:, None], (1, 100)), params=None)
+        >>> print(report.verdict)
+        2 of 5 starts end within 2 nats of the best (12% to 77% of all starts); the median start loses 20 nats. 5 starts are too few to tell the share. Race them: `proxvi.race`.
+    """  # noqa: E501
+
+    elbos: Float[np.ndarray, " starts"]
+    traces: Float[np.ndarray, "starts windows"]
+    params: ParamTree = field(repr=False)
+    tolerance: float = 2.0
+    best_known: float | None = None
+    floor: float | None = None
+    errors: Float[np.ndarray, " starts"] | None = None
+    distances: dict[str, Float[np.ndarray, " starts"]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check_number("tolerance", self.tolerance, above=0.0, remedy="2 nats is the default")
+        if not np.any(np.isfinite(self.elbos)):
+            raise ValueError(
+                f"`elbos` must have a finite entry, got none in {len(self.elbos)}; look at the model, and lower the "
+                "learning rate."
+            )
+
+    @property
+    def best(self) -> float:
+        """The best ELBO that is known, from here or from elsewhere."""
+        return max(self.best_found, -math.inf if self.best_known is None else self.best_known)
+
+    @property
+    def best_found(self) -> float:
+        """The best ELBO of the starts."""
+        return float(np.nanmax(self._finite))
+
+    @property
+    def _finite(self) -> np.ndarray:
+        return np.where(np.isfinite(self.elbos), self.elbos, np.nan)
+
+    @property
+    def good(self) -> int:
+        """How many starts end within the tolerance of the best."""
+        return int(np.sum(self._finite >= self.best - self.tolerance))
+
+    @property
+    def share(self) -> float:
+        """The share of starts that end within the tolerance of the best."""
+        return self.good / len(self.elbos)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A 95% interval (Wilson's) for that share among all starts that one could make."""
+        n, z = len(self.elbos), QUANTILE
+        centre = (self.share + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(self.share * (1 - self.share) / n + z * z / (4 * n * n))
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+    @property
+    def median_loss(self) -> float:
+        """How many nats below the best the median start ends; infinite if it has no finite ELBO."""
+        return self.best - float(np.median(np.where(np.isnan(self._finite), -np.inf, self._finite)))
+
+    @cached_property
+    def climbing(self) -> np.ndarray:
+        """Which starts still climb at the end.
+
+        That is: by more than their noise, and fast enough to gain the tolerance in another run of the same length.
+        """
+        tenth = self.traces.shape[1] // 10
+        if tenth < 1:
+            return np.zeros(len(self.elbos), bool)
+        end = np.where(np.isfinite(self.traces), self.traces, np.nan)[:, -2 * tenth :]
+        rise = end[:, tenth:].mean(1) - end[:, :tenth].mean(1)
+        # The noise of a mean of windows, by the differences of neighbours, which a trend hardly changes.
+        variance = np.mean(np.diff(end, axis=1) ** 2, axis=1) / 2
+        return rise > np.maximum(3 * np.sqrt(2 * variance / tenth), self.tolerance / 10)
+
+    @cached_property
+    def basins(self) -> tuple[Basin, ...]:
+        """Groups of starts, the best first. Sorted by ELBO, a gap above the tolerance begins a new group."""
+        found = np.flatnonzero(np.isfinite(self.elbos))
+        order = found[np.argsort(-self.elbos[found], kind="stable")]
+        ends = np.flatnonzero(-np.diff(self.elbos[order]) > self.tolerance) + 1
+        return tuple(Basin(float(self.elbos[g[0]]), g, *self._farthest(g)) for g in np.split(order, ends))
+
+    def _farthest(self, group: np.ndarray) -> tuple[float, str]:
+        medians = {name: float(np.median(distance[group])) for name, distance in self.distances.items()}
+        site = max(medians, key=lambda name: medians[name], default="")
+        return medians.get(site, math.nan), site
+
+    @property
+    def verdict(self) -> str:
+        """What to make of it, in a sentence or two."""
+        n, low, high = len(self.elbos), *self.interval
+        near = f"within {self.tolerance:g} nats of the best"
+        if self.climbing.sum() > n / 2:
+            return (
+                f"{self.climbing.sum()} of {n} starts still climb at the end, so nothing can be said about luck yet. "
+                "Run longer."
+            )
+        if self.good == 0:
+            return (
+                f"None of {n} starts ends {near} known ELBO, {self.best:.2f}; the best of them loses "
+                f"{self.best - self.best_found:.3g} nats (at most {high:.0%} of all starts are good). "
+                "Race more of them: `proxvi.race`."
+            )
+        if self.good == n:
+            return f"No luck: all {n} starts end {near} (at least {low:.0%} of all starts). One run is enough."
+        text = (
+            f"{self.good} of {n} starts end {near} ({low:.0%} to {high:.0%} of all starts); "
+            f"the median start loses {self.median_loss:.3g} nats."
+        )
+        if high - low > 0.5:
+            text += f" {n} starts are too few to tell the share."
+        if self.share >= CONFIDENT:
+            return text + " Luck hardly matters."
+        restarts = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - self.share))
+        rescue = f", or keep the best of {restarts} restarts" if high - low <= 0.5 else ""
+        return text + f" Race them: `proxvi.race`{rescue}."
+
+    def _notes(self) -> list[str]:
+        notes = []
+        n = len(self.elbos)
+        if 0 < self.climbing.sum() <= n / 2:
+            notes.append(f"{self.climbing.sum()} starts still climb at the end: their basins are not final.")
+        if lost := int(np.sum(~np.isfinite(self.elbos))):
+            notes.append(f"{lost} starts ended without a finite ELBO.")
+        if self.floor is not None and (below := int(np.sum(self._finite < self.floor))):
+            notes.append(f"{below} starts end below the null model, {self.floor:.2f}: they have found nothing.")
+        if self.errors is not None and np.nanmax(self.errors) > self.tolerance / 2:
+            notes.append(
+                f"the ELBOs have standard errors up to {np.nanmax(self.errors):.2g} nats: raise `particles` or "
+                "`tolerance`."
+            )
+        return notes
+
+    def _rows(self) -> list[list[str]]:
+        known = bool(self.distances)
+        rows = [["basin", "ELBO", "below best", "starts", "best start", *(["answers differ by"] if known else [])]]
+        for number, basin in enumerate(self.basins[:SHOWN], 1):
+            cells = [f"{number}", f"{basin.elbo:.2f}", f"{self.best - basin.elbo:.2f}", f"{len(basin.starts)}"]
+            differ = [f"{basin.distance:.3g} sd ({basin.site})"] if known else []
+            rows.append([*cells, f"{basin.starts[0]}", *differ])
+        return rows
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        if (more := len(self.basins) - SHOWN) > 0:
+            rest = sum(len(basin.starts) for basin in self.basins[SHOWN:])
+            table.append(f"and {more} more basins with {rest} starts")
+        return "\n".join([self.verdict, *table, *self._notes()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
+        verdict = html.escape(self.verdict)
+        return f"<p><b>{verdict}</b></p><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{notes}"
+
+    def to_dict(self) -> Json:
+        """Everything but parameters and traces, as JSON takes it."""
+        return {
+            "verdict": self.verdict,
+            "elbos": [float(x) if np.isfinite(x) else None for x in self.elbos],
+            "tolerance": self.tolerance,
+            "best": self.best,
+            "best_known": self.best_known,
+            "floor": self.floor,
+            "share": self.share,
+            "interval": list(self.interval),
+            "median_loss": self.median_loss if math.isfinite(self.median_loss) else None,
+            "climbing": int(self.climbing.sum()),
+            "basins": [
+                {
+                    "elbo": basin.elbo,
+                    "starts": basin.starts.tolist(),
+                    "distance": basin.distance if math.isfinite(basin.distance) else None,
+                    "site": basin.site,
+                }
+                for basin in self.basins
+            ],
+        }

@@ -1,0 +1,220 @@
+"""Many starts in one program, and the report of how much they matter."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax.sharding import Mesh
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import proxvi
+from proxvi import Luck, plots
+
+HILLS = jnp.linspace(-3.0, 3.0, 10)
+KEY = jax.random.key(0)
+
+
+def climb(start: Any) -> tuple[Any, jax.Array]:
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        def elbo(x: jax.Array) -> jax.Array:
+            return jnp.maximum(-((x - 1) ** 2), -((x + 1) ** 2) - 1)
+
+        x = x + 0.1 * jax.grad(elbo)(x)
+        return x, elbo(x)
+
+    x, trace = jax.lax.scan(step, start, length=100)
+    return {"x": x}, trace
+
+
+def report_of(elbos: Any, **settings: Any) -> Luck:
+    elbos = np.asarray(elbos, float)
+    return Luck(elbos, np.tile(elbos[:, None], (1, 100)), None, **settings)
+
+
+@pytest.mark.slow
+def test_one_program_gives_what_a_loop_gives() -> None:
+    together = proxvi.luck(climb, starts=HILLS)
+    for i, start in enumerate(HILLS):
+        params, trace = climb(start)
+        np.testing.assert_allclose(together.params["x"][i], params["x"], rtol=1e-6)
+        np.testing.assert_allclose(together.traces[i], trace, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(together.elbos, together.traces[:, -1])
+    averaged = proxvi.luck(climb, starts=HILLS, average_last=5)
+    np.testing.assert_allclose(averaged.elbos, together.traces[:, -5:].mean(1), rtol=1e-6)
+
+
+@functools.cache
+def on_one_device() -> Luck:
+    mesh = Mesh(np.array(jax.devices()[:1]), "starts")
+    return proxvi.luck(climb, starts=HILLS, mesh=mesh, tolerance=0.1)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_starts_are_spread_over_devices(count: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:count]), "starts")
+    spread = proxvi.luck(climb, starts=HILLS, mesh=mesh)  # 10 starts: 3 and 8 do not divide them
+    assert spread.elbos.shape == (10,)
+    np.testing.assert_allclose(spread.elbos, on_one_device().elbos, rtol=1e-6, atol=1e-7)
+
+
+def test_a_trace_that_is_too_short_is_refused_before_the_work() -> None:
+    worked = []
+
+    def optimise(start: jax.Array) -> tuple[Any, jax.Array]:
+        jax.debug.callback(worked.append, start)
+        return climb(start)
+
+    with pytest.raises(ValueError, match="`average_last` must be at most the"):
+        proxvi.luck(optimise, starts=HILLS, average_last=100_000)
+    jax.effects_barrier()
+    assert not worked
+
+
+def test_the_function_is_traced_once() -> None:
+    traced = []
+
+    def optimise(start: jax.Array) -> tuple[Any, jax.Array]:
+        traced.append(1)
+        return climb(start)
+
+    proxvi.luck(optimise, starts=jnp.linspace(-3.0, 3.0, 200))
+    assert len(traced) == 1
+
+
+def two_answers(x: jax.Array) -> None:
+    """Only the square of `a` is seen; a wrong sign is another answer with the same ELBO."""
+    a = jnp.asarray(numpyro.sample("a", dist.Normal(0.0, 3.0)))
+    with numpyro.plate("data", 40, subsample_size=x.shape[0]):
+        numpyro.sample("x", dist.Normal(a**2, 0.5), obs=x)
+
+
+def svi_of_two_answers() -> SVI:
+    return SVI(two_answers, AutoNormal(two_answers), optax.adam(0.05), Trace_ELBO())
+
+
+ROWS = jnp.full(40, 4.0)
+
+
+@pytest.fixture(scope="module")
+def of_an_svi() -> Luck:
+    return proxvi.luck(svi_of_two_answers(), KEY, 600, ROWS, starts=8, particles=200, progress_bar=False)
+
+
+def test_an_svi_that_has_no_luck_says_so_and_shows_that_the_answers_differ(of_an_svi: Luck) -> None:
+    assert of_an_svi.verdict.startswith("No luck: all 8 starts end within 2 nats of the best")
+    means = np.asarray(of_an_svi.params["a_auto_loc"])
+    np.testing.assert_allclose(np.abs(means), 2.0, atol=0.1)
+    assert {-1.0, 1.0} == set(np.sign(means))
+    best = int(np.argmax(of_an_svi.elbos))
+    other = np.sign(means) != np.sign(means[best])
+    assert np.all(of_an_svi.distances["a"][other] > 20)
+    assert np.all(of_an_svi.distances["a"][~other] < 3)
+
+
+def test_the_elbo_of_a_start_is_that_of_numpyro(of_an_svi: Luck) -> None:
+    params = jax.tree.map(lambda x: x[3], of_an_svi.params)
+    guide = AutoNormal(two_answers)
+    SVI(two_answers, guide, optax.adam(0.05), Trace_ELBO()).init(KEY, ROWS)
+    loss: Any = Trace_ELBO(num_particles=2_000).loss(jax.random.key(5), params, two_answers, guide, ROWS)
+    assert of_an_svi.errors is not None
+    assert abs(of_an_svi.elbos[3] + float(loss)) < 5 * of_an_svi.errors[3] + 0.1
+
+
+@pytest.mark.slow
+def test_a_guide_that_was_used_before_starts_anew() -> None:
+    svi = svi_of_two_answers()
+    svi.run(KEY, 10, ROWS, progress_bar=False)
+    report = proxvi.luck(svi, KEY, 5, ROWS, starts=6, particles=2, progress_bar=False)
+    assert len(np.unique(np.asarray(report.params["a_auto_loc"]))) == 6
+
+
+@pytest.mark.slow
+def test_batches_are_taken() -> None:
+    report = proxvi.luck(
+        svi_of_two_answers(), KEY, 600, ROWS, starts=4, batch_size=10, particles=50, progress_bar=False
+    )
+    np.testing.assert_allclose(np.abs(report.params["a_auto_loc"]), 2.0, atol=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, 8])
+def test_devices_do_not_change_a_bit_of_an_svi(of_an_svi: Luck, count: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:count]), "starts")
+    spread = proxvi.luck(svi_of_two_answers(), KEY, 600, ROWS, starts=8, particles=200, mesh=mesh, progress_bar=False)
+    np.testing.assert_array_equal(spread.elbos, of_an_svi.elbos)
+    np.testing.assert_array_equal(spread.traces, of_an_svi.traces)
+
+
+def test_the_report_counts_and_groups() -> None:
+    report = report_of([-10.0, -300.0, -10.5, -12.9, np.inf, -11.8, -301.0])
+    assert report.best == -10.0
+    assert report.share == pytest.approx(3 / 7)  # −12.9 is not within 2 of the best, and infinity is none
+    assert [basin.starts.tolist() for basin in report.basins] == [[0, 2, 5, 3], [1, 6]]
+    text = str(report)
+    assert "3 of 7 starts end within 2 nats of the best" in text
+    assert "1 starts ended without a finite ELBO" in text
+    assert "<td>-300.00</td>" in report._repr_html_()
+    assert json.loads(json.dumps(report.to_dict()))["elbos"][4] is None
+
+
+def test_the_interval_covers_the_true_share_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1_000):
+        good = generator.random(32) < 0.3
+        low, high = report_of(np.where(good | (np.arange(32) == 0), 0.0, -50.0)).interval
+        covered += low <= 0.3 + 0.7 / 32 <= high  # one start is good for certain
+    assert covered > 920
+
+
+def test_a_run_that_is_too_short_is_told_so() -> None:
+    rising = np.linspace(-100.0, 0.0, 100) + np.zeros((5, 1))
+    report = Luck(rising[:, -1] - np.arange(5) * 20.0, rising, None)
+    assert "5 of 5 starts still climb at the end, so nothing can be said about luck yet" in report.verdict
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_not_taken_for_a_climb(seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(size=(40, 100)) * 5.0
+    assert Luck(noise[:, -1], noise, None).climbing.sum() <= 1
+
+
+def test_a_better_optimum_that_is_known_and_a_null_model_are_compared_with() -> None:
+    report = report_of([-30.0] * 100, best_known=-10.0, floor=-20.0)
+    assert report.verdict.startswith("None of 100 starts ends within 2 nats of the best known ELBO, -10.00")
+    assert "100 starts end below the null model" in str(report)
+
+
+def test_what_cannot_be_reported_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`elbos` must have a finite entry, got none in 3"):
+        report_of([np.nan] * 3)
+    with pytest.raises(ValueError, match=r"`tolerance` must be a finite number above 0, got 0"):
+        report_of([0.0] * 3, tolerance=0.0)
+    with pytest.raises(ValueError, match=r"`starts` must have one leading axis in common.*\[2, 3\]"):
+        proxvi.luck(climb, starts=(jnp.zeros(2), jnp.zeros(3)))
+    with pytest.raises(ValueError, match=r"`average_last` must be an integer of at least 1, got 0"):
+        proxvi.luck(climb, starts=HILLS, average_last=0)
+    with pytest.raises(ValueError, match=r"`average_last` must be at most the 1 ELBOs that `inference` returns, got 2"):
+        proxvi.luck(lambda start: (start, start[None]), starts=HILLS, average_last=2)
+    with pytest.raises(ValueError, match=r"`inference` must return its ELBOs as one vector, got 0 axes"):
+        proxvi.luck(lambda start: (start, start), starts=HILLS)
+    with pytest.raises(ValueError, match=r"`key` must be given where `starts` is a number"):
+        proxvi.luck(climb)
+    with pytest.raises(ValueError, match=r"`key` and `num_steps` must be given with an SVI"):
+        proxvi.luck(svi_of_two_answers(), KEY)
+    with pytest.raises(ValueError, match=r"`starts` must be an integer of at least 2, got 1"):
+        proxvi.luck(svi_of_two_answers(), KEY, 10, ROWS, starts=1)
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    plots.luck({"two hills": on_one_device()}, tmp_path / "starts.png")
+    assert (tmp_path / "starts.png").stat().st_size > 10_000

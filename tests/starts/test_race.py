@@ -1,0 +1,88 @@
+"""The race: the worse half dropped again and again, the winner finished."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax.sharding import Mesh
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import proxvi
+from proxvi.starts.racing import better_half
+
+KEY = jax.random.key(0)
+TIMES = jnp.arange(60)
+Y = jnp.sin(1.3 * TIMES) + 0.3 * jax.random.normal(jax.random.key(1), TIMES.shape)
+
+
+def wave(y: jax.Array) -> None:
+    """Most starts see no wave at all: the likelihood has a narrow peak at the right frequency."""
+    frequency = jnp.asarray(numpyro.sample("frequency", dist.Uniform(0.0, 3.0)))
+    numpyro.sample("y", dist.Normal(jnp.sin(frequency * TIMES), 0.3).to_event(1), obs=y)
+
+
+def svi() -> SVI:
+    return SVI(wave, AutoNormal(wave, init_scale=0.01), optax.adam(0.01), Trace_ELBO())
+
+
+@pytest.fixture(scope="module")
+def raced() -> proxvi.Race:
+    return proxvi.race(svi(), KEY, 8_000, Y, starts=32, progress_bar=False)
+
+
+@pytest.mark.slow
+def test_a_race_finds_what_most_runs_of_as_many_steps_do_not(raced: proxvi.Race) -> None:
+    alone = [svi().run(jax.random.key(seed), 8_000, Y, progress_bar=False).losses[-100:].mean() for seed in range(5)]
+    assert raced.elbo > float(np.median([-float(loss) for loss in alone])) + 50
+    guide: Any = AutoNormal(wave)
+    SVI(wave, guide, optax.adam(0.01), Trace_ELBO()).init(KEY, Y)
+    assert guide.median(raced.params)["frequency"] == pytest.approx(1.3, abs=0.01)
+
+
+def test_the_steps_add_up_and_half_of_the_lanes_go_on(raced: proxvi.Race) -> None:
+    assert [len(lanes) for lanes, _, _ in raced.rounds] == [64, 32, 16, 8, 4, 2]
+    spent = sum(len(lanes) * steps for lanes, steps, _ in raced.rounds)
+    assert 0.45 * raced.steps < spent <= 0.5 * raced.steps
+    for (before, _, scores), (after, _, _) in zip(raced.rounds[:-1], raced.rounds[1:], strict=True):
+        kept = np.isin(before, after)
+        plain = before < 32
+        worst_kept = np.min(scores[kept & plain], initial=np.inf)
+        assert np.all(scores[~kept] <= max(np.sort(scores)[len(scores) // 2], worst_kept))
+        assert np.any(after < 32)  # a plain one
+    assert "number" in str(raced)
+
+
+@pytest.mark.slow
+def test_the_same_key_gives_the_same_bits_on_any_number_of_devices(raced: proxvi.Race) -> None:
+    for count in (1, 3, 8):
+        mesh = Mesh(np.array(jax.devices()[:count]), "lanes")
+        again = proxvi.race(svi(), KEY, 8_000, Y, starts=32, mesh=mesh, progress_bar=False)
+        assert (again.lane, again.elbo) == (raced.lane, raced.elbo)
+        jax.tree.map(np.testing.assert_array_equal, again.params, raced.params)
+
+
+def test_a_plain_lane_is_kept_until_one_is_left() -> None:
+    scores = np.array([5.0, 4.0, 3.0, 2.0, np.nan, 1.0, 0.0, -1.0])
+    plain = np.array([False] * 7 + [True])
+    assert better_half(scores, plain).tolist() == [0, 1, 2, 7]
+    assert better_half(scores, ~plain).tolist() == [0, 1, 2, 3]
+    assert better_half(np.array([2.0, 1.0]), np.array([False, True])).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"starts": 3}, "`starts` must give a power of 2 lanes with 2 methods, got 3"),
+        ({"methods": ("magic",)}, r"`methods` must name 'plain', 'speed limit', or both, got \['magic'\]"),
+        ({"num_steps": 100}, "`num_steps` must be at least 768, one step for each of 64 lanes, got 100"),
+    ],
+)
+def test_what_cannot_be_raced_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        proxvi.race(svi(), KEY, arguments.pop("num_steps", 8_000), Y, progress_bar=False, **arguments)
