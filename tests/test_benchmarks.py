@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import compare
+import jax
 import numpy as np
 import pytest
 import records
@@ -132,3 +133,22 @@ def test_every_benchmark_can_write_a_record(path: Path) -> None:
     if path.stem not in NO_BENCHMARKS and "training_speeds(" not in source:  # which writes it
         assert "add_json_option(parser)" in source
         assert "write_record(arguments.json, " in source
+
+
+def test_the_table_of_luck_is_that_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "luck")
+    import run  # pyright: ignore[reportMissingImports]
+
+    assert run.table(ROOT / "results" / "luck") in (ROOT / "docs" / "seeds.md").read_text()
+
+
+@pytest.mark.nightly
+def test_the_benchmark_of_luck_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "luck")
+    import run  # pyright: ignore[reportMissingImports]
+
+    sizes = ["--steps", "1000", "--repetitions", "1", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["run.py", "mcycle", "--methods", "best of 4", "race, plain", *sizes])
+    with jax.numpy_rank_promotion("allow"):
+        run.main()
+    assert run.table(tmp_path).count("\n") == 3

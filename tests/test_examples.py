@@ -110,7 +110,7 @@ def test_the_kubernetes_job_trains_in_several_processes(tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("processes")
 def test_sweep_by_submitit(tmp_path: Path, digits: None) -> None:  # noqa: ARG001
     arguments = ("--scale", "1e-6", "--methods", "VI", "--samples", "2", "--digits", "5", "--cluster", "local")

@@ -130,7 +130,7 @@ def test_equinox_autoencoder_with_a_statistic_of_the_batch() -> None:
         np.testing.assert_allclose(loss, evidence, atol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_numpyro_svi_given_a_constrained_optimiser() -> None:
     """A conjugate regression through NumPyro's own SVI, which hands the optimiser only `value=`."""
     steps = 3_000

@@ -1,6 +1,7 @@
 """How much luck there is in plain variational inference, and what removes it at an equal number of gradient steps.
 
     python benchmarks/luck/run.py theoph --steps 12000 --repetitions 20 --results results/luck
+    python benchmarks/luck/run.py --table
 
 A repetition is one user's whole procedure. All use AutoNormal from uniform(−2, 2) starts, and Adam at 0.02 with a
 cosine decay over the run (a race has its own). Final ELBOs are means over 1,000 samples.
@@ -8,7 +9,6 @@ cosine decay over the run (a race has its own). Final ELBOs are means over 1,000
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,38 @@ METHODS: dict[str, Any] = {
 }
 
 
+def table(folder: Path) -> str:
+    """The table of the result files in a folder; the best known ELBO of a problem is the best in any of them."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    lines = [
+        "| problem | steps | method | within 2 nats of the best | median gap | worst gap |",
+        "|---|---|---|---|---|---|",
+    ]
+    for problem in PROBLEMS:
+        best = max((max(r["elbos"]) for r in records if r["problem"] == problem), default=0.0)
+        ours = [r for r in records if r["problem"] == problem]
+        for record in sorted(ours, key=lambda r: (r["steps"], list(METHODS).index(r["method"]))):
+            gaps = best - np.array(record["elbos"])
+            cells = [f"{problem} ({best:.1f})".replace("-", "−"), f"{record['steps']:,}", record["method"]]
+            cells += [f"{np.sum(gaps <= 2.0)} of {len(gaps)}", f"{np.median(gaps):.1f}", f"{gaps.max():.1f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the methods on a problem, one result file each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("problems", nargs="+", choices=PROBLEMS)
+    parser.add_argument("problems", nargs="*", help=", ".join(PROBLEMS))
+    parser.add_argument("--table", action="store_true", help="print the table of the result files that are there")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("PROXVI_DATA", ".")) / "luck")
     parser.add_argument("--results", type=Path, default=Path("results/luck"))
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(arguments.results))
     for problem in arguments.problems:
-        model = PROBLEMS[problem](arguments.data)
+        model = PROBLEMS[problem](Path(__file__).parent / "data")
         for method in arguments.methods:
             name = f"{problem}-{method.replace(', ', '-').replace(' ', '-')}-{arguments.steps}.json"
             if (arguments.results / name).exists():

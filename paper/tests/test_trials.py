@@ -285,7 +285,7 @@ def in_progress(runs: Path) -> list[Path]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_workers_lose_nothing(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     killed = []
     with cluster.get_client() as client:
@@ -335,7 +335,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_driver_goes_on_where_it_was(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRIVER, cluster.scheduler_address, str(tmp_path)]
     driver = subprocess.Popen(command, cwd=Path(__file__).parent)

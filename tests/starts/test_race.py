@@ -1,5 +1,6 @@
 """The race: the worse half dropped again and again, the winner finished."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,11 +15,15 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
+from proxvi.starts._lanes import Lanes
 from proxvi.starts.racing import better_half
 
 KEY = jax.random.key(0)
 TIMES = jnp.arange(60)
 Y = jnp.sin(1.3 * TIMES) + 0.3 * jax.random.normal(jax.random.key(1), TIMES.shape)
+
+
+METHODS = ("plain", "speed limit")
 
 
 def wave(y: jax.Array) -> None:
@@ -33,7 +38,7 @@ def svi() -> SVI:
 
 @pytest.fixture(scope="module")
 def raced() -> proxvi.Race:
-    return proxvi.race(svi(), KEY, 8_000, Y, starts=32, progress_bar=False)
+    return proxvi.race(svi(), KEY, 8_000, Y, starts=32, methods=METHODS, progress_bar=False)
 
 
 @pytest.mark.slow
@@ -62,9 +67,36 @@ def test_the_steps_add_up_and_half_of_the_lanes_go_on(raced: proxvi.Race) -> Non
 def test_the_same_key_gives_the_same_bits_on_any_number_of_devices(raced: proxvi.Race) -> None:
     for count in (1, 3, 8):
         mesh = Mesh(np.array(jax.devices()[:count]), "lanes")
-        again = proxvi.race(svi(), KEY, 8_000, Y, starts=32, mesh=mesh, progress_bar=False)
+        again = proxvi.race(svi(), KEY, 8_000, Y, starts=32, methods=METHODS, mesh=mesh, progress_bar=False)
         assert (again.lane, again.elbo) == (raced.lane, raced.elbo)
         jax.tree.map(np.testing.assert_array_equal, again.params, raced.params)
+
+
+@pytest.mark.slow
+def test_a_race_that_was_interrupted_goes_on_to_the_same_bits(raced: proxvi.Race, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"starts": 32, "methods": METHODS, "progress_bar": False}
+    settings["checkpointing"] = proxvi.Checkpointing(tmp_path, every=0.0)
+    advance, calls = Lanes.advance, []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (4, 10, 20):  # in a round, at the end of the rounds, in the finish
+            raise KeyboardInterrupt
+        return advance(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lanes, "advance", interrupted)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                proxvi.race(svi(), KEY, 8_000, Y, **settings)
+        again = proxvi.race(svi(), KEY, 8_000, Y, **settings)
+    assert len(calls) < 40  # nothing was begun again from the start: 32 calls, and 3 more for what was lost
+    assert (again.lane, again.elbo) == (raced.lane, raced.elbo)
+    jax.tree.map(np.testing.assert_array_equal, again.params, raced.params)
+    for ours, theirs in zip(again.rounds, raced.rounds, strict=True):
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
+    with pytest.raises(proxvi.ConfigurationError, match="`num_steps`"):
+        proxvi.race(svi(), KEY, 9_000, Y, **settings)
 
 
 def test_a_plain_lane_is_kept_until_one_is_left() -> None:
@@ -78,7 +110,7 @@ def test_a_plain_lane_is_kept_until_one_is_left() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"starts": 3}, "`starts` must give a power of 2 lanes with 2 methods, got 3"),
+        ({"starts": 3}, "`starts` must give a power of 2 lanes with 1 methods, got 3"),
         ({"methods": ("magic",)}, r"`methods` must name 'plain', 'speed limit', or both, got \['magic'\]"),
         ({"num_steps": 100}, "`num_steps` must be at least 768, one step for each of 64 lanes, got 100"),
     ],

@@ -253,7 +253,7 @@ GUIDES = {
 }
 
 
-RARE = ("AutoLowRankMultivariateNormal", "AutoIAFNormal")
+RARE = tuple(name for name in GUIDES if name != "AutoNormal")
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def test_a_statistic_that_asks_for_what_is_not_there_is_told_what_is() -> None:
         jax.eval_shape(svi.init, KEY, PIXELS)  # to trace is enough
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     guide = AutoNormal(regression)
     for optim in (optax.adam(0.02), numpyro.optim.Adam(0.02)):
@@ -340,7 +340,7 @@ def test_tools_of_numpyro_take_the_result(capsys: pytest.CaptureFixture[str]) ->
         assert medians["weights"].shape == (3,)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_arviz_takes_the_result() -> None:
     guide = AutoDiagonalNormal(regression)
     svi = proxvi.ProximitySVI(
@@ -361,7 +361,7 @@ def test_arviz_takes_the_result() -> None:
     assert k_hat < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_amortised_guides_of_flax_and_equinox() -> None:
     class Encoder(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:

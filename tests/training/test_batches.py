@@ -39,7 +39,7 @@ def test_each_epoch_visits_every_row_once_in_another_order() -> None:
     np.testing.assert_array_equal(again.pick(feed, jnp.asarray(17), jnp.asarray(0))[0], seen[17])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch_size", [50, pytest.param(500, marks=pytest.mark.nightly)])
 def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path, batch_size: int) -> None:
     """10^4 or 10^5 records, streamed in shuffled batches; a crash in the second epoch."""
@@ -77,7 +77,7 @@ def test_grain_resumes_in_the_middle_of_an_epoch(tmp_path: Path, batch_size: int
     assert 90 < len(epoch) <= 330  # and not from the beginning: the first to be looked at, and those from 300 on
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("once", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["list", "generator"])
 def test_a_plain_iterable_is_skipped_to_its_place(tmp_path: Path, once: bool) -> None:
     batches = [ROWS[100 * i : 100 * (i + 1)] for i in range(10)]

@@ -27,7 +27,7 @@ def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
     faults.nan(tmp_path / "nan", times=20)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bits_do_not_depend_on_the_chunks_where_steps_are_left_out() -> None:
     bad = {3, 4, 5, 41, 80, 119}
     batches = [(ROWS[:100], np.asarray(t in bad)) for t in range(120)]

@@ -69,7 +69,7 @@ def bits_printed(printed: list[str]) -> list[list[str]]:
     return [[line for line in text.splitlines() if line.startswith("bits ")] for text in printed]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "killed"])
 def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path: Path, killed: bool) -> None:

@@ -12,7 +12,7 @@ from . import faults
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.nightly)])
 def test_nothing_is_lost_by_kill(tmp_path: Path, times: int) -> None:

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
-from proxvi._typing import Batch, Float, Guide, Int, Params, Tree
+from proxvi._typing import Batch, Float, Guide, Int, Json, Params, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
-from proxvi.training import Arrays, ordered
+from proxvi.training import Arrays, describe, ordered
 
 __all__ = ["Lanes"]
 
@@ -62,6 +62,7 @@ class Lanes:
         self.svi.init(key, *self._first)
         svi.constrain_fn = self.svi.constrain_fn
         split, whole = PartitionSpec("lanes"), PartitionSpec()
+        self._split = NamedSharding(self._mesh, split)
         self._program = jax.jit(
             jax.shard_map(
                 self._of_device,
@@ -105,7 +106,7 @@ class Lanes:
         """
         count = jax.tree.leaves(states)[0].shape[0]
         rows, blocks, where = self._deal(count)
-        dealt = take(states, rows)
+        dealt = jax.device_put(take(states, rows), self._split)
         begin_and_end = jnp.asarray(decay or (0, 0))
         mean, done = np.zeros(len(rows)), 0
         while done < length:
@@ -160,6 +161,14 @@ class Lanes:
         old, new = (self.svi.optim.get_params(state.optim_state) for state in (before, after))
         between = jax.tree.map(lambda x, y: jnp.where(end > begin, x + part * (y - x), y).astype(y.dtype), old, new)
         return after._replace(optim_state=with_params(after.optim_state, new, between))
+
+    def describe(self, states: ProximitySVIState) -> Json:
+        """What a checkpoint must agree with."""
+        return {
+            **self.source.describe(),
+            **describe(self.svi, self.source.key, take(states, 0), self._first),
+            "devices": self._mesh.size,
+        }
 
     def with_fresh_optimizer(self, states: ProximitySVIState) -> ProximitySVIState:
         """The same parameters, and an optimiser that remembers nothing."""

@@ -3,8 +3,9 @@
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from proxvi._validation import check_integer
 from proxvi.constraints import SpeedLimit
 from proxvi.starts._lanes import Lanes, take
 from proxvi.svi import ProximitySVIState
+from proxvi.training import Checkpointing
+from proxvi.training.checkpoints import Checkpoints
 
 __all__ = ["Race", "Round", "race"]
 
@@ -100,11 +103,12 @@ def race(
     key: Array,
     num_steps: int,
     *data: Tree,
-    starts: int = 32,
-    methods: Sequence[str] = (PLAIN, LIMITED),
+    starts: int = 64,
+    methods: Sequence[str] = (PLAIN,),
     batch_size: int | None = None,
     particles: int = 100,
     mesh: Mesh | None = None,
+    checkpointing: Checkpointing | None = None,
     progress_bar: bool = True,
 ) -> Race:
     """Run many starts side by side, drop the worse half again and again, and finish the winner.
@@ -120,10 +124,12 @@ def race(
         num_steps: gradient steps of all lanes together.
         data: the arguments of the model.
         starts: how many starts; with each method, so there are `starts × len(methods)` lanes, a power of 2.
-        methods: "plain", "speed limit", or both.
+        methods: "plain", "speed limit", or both. The second is for discrete latents and bad starts: it needs a guide
+            that has an entropy.
         batch_size: rows of the arrays in a batch; None for all of them.
         particles: samples for the final ELBO.
         mesh: devices to spread the lanes over; None takes all of them.
+        checkpointing: where and how often to save; call it again with the same arguments, and it resumes.
         progress_bar: whether to show one.
 
     Returns:
@@ -138,19 +144,101 @@ def race(
         ...     numpyro.sample("y", dist.Normal(jnp.sin(frequency * jnp.arange(50)), 0.5), obs=y)
         >>> y = jnp.sin(1.3 * jnp.arange(50))
         >>> svi = SVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO())
-        >>> result = proxvi.race(svi, jax.random.key(0), 6_000, y, starts=16, methods=["plain"], progress_bar=False)
+        >>> result = proxvi.race(svi, jax.random.key(0), 6_000, y, starts=16, progress_bar=False)
         >>> print(svi.guide.median(result.params)["frequency"].round(2))
         1.3
     """
-    check_integer("starts", starts, remedy="32 is the default")
+    check_integer("starts", starts, remedy="64 is the default")
     unknown = [name for name in methods if name not in (PLAIN, LIMITED)]
     if unknown or not methods:
         raise ValueError(f"`methods` must name {PLAIN!r}, {LIMITED!r}, or both, got {list(methods)}; leave it out.")
     count = starts * len(methods)
     if count < 2 or count & (count - 1):
         raise ValueError(
-            f"`starts` must give a power of 2 lanes with {len(methods)} methods, got {starts}; take 32, for example."
+            f"`starts` must give a power of 2 lanes with {len(methods)} methods, got {starts}; take 64, for example."
         )
+    stages = schedule(num_steps, count)
+    limits = (SpeedLimit(),) if LIMITED in methods else ()
+    lanes = Lanes(svi, jax.random.fold_in(key, 0), data, batch_size, count, mesh, limits)
+    # Lane i is start i % starts with method i // starts.
+    start_keys = jnp.concatenate([jax.random.split(jax.random.fold_in(key, 1), starts)] * len(methods))
+    states = lanes.start(start_keys, sum(stage.length for stage in stages))
+    is_plain = np.repeat([name == PLAIN for name in methods], starts)
+    if limits:
+        states = _without_limit(states, jnp.asarray(is_plain))
+    alive, rounds, first = np.arange(count), [], 0
+    with ExitStack() as stack:
+        checkpoints: Checkpoints | None = None
+        if checkpointing is not None:
+            settings = {"num_steps": num_steps, "starts": starts, "methods": list(methods)}
+            checkpoints = stack.enter_context(closing(checkpointing.open({**lanes.describe(states), **settings})))
+            restored = checkpoints.restore(lambda step: take(states, np.arange(stages[step - 1].lanes_after)))
+            if restored is not None:
+                first, states, alive = restored.step, restored.tree, np.array(restored.notes["alive"])
+                rounds = [Round(np.array(lane), n, np.array(s)) for lane, n, s in restored.notes["rounds"]]
+        bar = stack.enter_context(
+            tqdm.auto.tqdm(
+                total=num_steps,
+                initial=sum(stage.lanes * stage.length for stage in stages[:first]),
+                disable=not progress_bar,
+                unit="step",
+                dynamic_ncols=True,
+            )
+        )
+        for number, stage in enumerate(stages[first:], first + 1):
+            states, loss = _advance(lanes, states, stage, jax.random.fold_in(key, 1 + number))
+            best = -float(np.nanmin(loss)) if np.any(np.isfinite(loss)) else math.nan
+            if stage.decay is None:
+                rounds.append(Round(alive, stage.length, -loss))
+                kept = better_half(-loss, is_plain[alive])
+                states, alive = take(states, kept), alive[kept]
+            if stage.lanes == 2:  # one is left
+                states = lanes.with_fresh_optimizer(states)
+            bar.update(stage.lanes * stage.length)
+            bar.set_postfix_str(f"{len(alive)} lanes left, best ELBO {best:.5g}", refresh=False)
+            if checkpoints is not None and (checkpoints.is_due() or stage is stages[-1]):
+                notes = [[r.lanes.tolist(), r.steps, r.scores.tolist()] for r in rounds]
+                checkpoints.save(number, states, {"alive": alive.tolist(), "rounds": notes})
+                if stage is stages[-1]:
+                    checkpoints.wait()
+    estimates = lanes.elbos(states, jax.random.fold_in(key, 2 + len(rounds)), particles).astype(np.float64)
+    winner = int(alive[0])
+    return Race(
+        params=take(lanes.params(states), 0),
+        state=take(states, 0),
+        elbo=float(estimates.mean()),
+        error=float(estimates.std(ddof=1) / math.sqrt(particles)),
+        lane=winner,
+        start=winner % starts,
+        method=methods[winner // starts],
+        rounds=tuple(rounds),
+        steps=num_steps,
+    )
+
+
+class Stage(NamedTuple):
+    """A part of a race.
+
+    Attributes:
+        lanes: how many take part.
+        begin: the number of the first step of a lane.
+        length: how many steps.
+        decay: for the winner alone, the steps between which its updates become smaller.
+    """
+
+    lanes: int
+    begin: int
+    length: int
+    decay: tuple[int, int] | None = None
+
+    @property
+    def lanes_after(self) -> int:
+        """How many are left."""
+        return max(self.lanes // 2, 1)
+
+
+def schedule(num_steps: int, count: int) -> list[Stage]:
+    """The rounds, each of about the same cost, and the parts in which the winner is finished."""
     rounds = int(math.log2(count))
     each = int(num_steps * (1 - FINISH)) // rounds
     if each < count:
@@ -158,49 +246,23 @@ def race(
             f"`num_steps` must be at least {math.ceil(count * rounds / (1 - FINISH))}, one step for each of {count} "
             f"lanes, got {num_steps}; take more steps, or fewer starts."
         )
-    lengths = [each // (count >> r) for r in range(rounds)]
-    finish = num_steps - sum(length * (count >> r) for r, length in enumerate(lengths))
-    limits = (SpeedLimit(),) if LIMITED in methods else ()
-    lanes = Lanes(svi, jax.random.fold_in(key, 0), data, batch_size, count, mesh, limits)
-    # Lane i is start i % starts with method i // starts.
-    start_keys = jnp.concatenate([jax.random.split(jax.random.fold_in(key, 1), starts)] * len(methods))
-    states = lanes.start(start_keys, sum(lengths) + finish)
-    is_plain = np.repeat([name == PLAIN for name in methods], starts)
-    if LIMITED in methods:
-        states = _without_limit(states, jnp.asarray(is_plain))
-    alive, done, history = np.arange(count), 0, []
-    with tqdm.auto.tqdm(total=num_steps, disable=not progress_bar, unit="step", dynamic_ncols=True) as bar:
-        for r, length in enumerate(lengths):
-            states = _with_key(states, jax.random.fold_in(key, 2 + r))  # the same random numbers in every lane
-            scored = max(int(length * SCORED), 1)
-            if length > scored:
-                states, _ = lanes.advance(states, done, length - scored)
-            states, loss = lanes.advance(states, done + length - scored, scored)
-            done += length
-            scores = -loss
-            history.append(Round(alive, length, scores))
-            kept = better_half(scores, is_plain[alive])
-            states, alive = take(states, kept), alive[kept]
-            bar.update(length * len(scores))
-            bar.set_postfix_str(f"{len(alive)} lanes left, best ELBO {np.nanmax(scores):.5g}", refresh=False)
-        states, decay = lanes.with_fresh_optimizer(states), (done, done + finish)
-        ends = np.unique(np.linspace(done, done + finish, CHUNKS + 1).astype(int)).tolist()
-        for begin, end in itertools.pairwise(ends):
-            states, loss = lanes.advance(states, begin, end - begin, decay=decay)
-            bar.update(end - begin)
-            bar.set_postfix_str(f"finishing, ELBO {-float(loss[0]):.5g}", refresh=False)
-    estimates = lanes.elbos(states, jax.random.fold_in(key, 2 + rounds), particles).astype(np.float64)
-    return Race(
-        params=take(lanes.params(states), 0),
-        state=take(states, 0),
-        elbo=float(estimates.mean()),
-        error=float(estimates.std(ddof=1) / math.sqrt(particles)),
-        lane=int(alive[0]),
-        start=int(alive[0]) % starts,
-        method=methods[int(alive[0]) // starts],
-        rounds=tuple(history),
-        steps=num_steps,
-    )
+    stages, done = [], 0
+    for lanes in (count >> r for r in range(rounds)):
+        stages.append(Stage(lanes, done, each // lanes))
+        done += each // lanes
+    end = done + num_steps - sum(stage.lanes * stage.length for stage in stages)
+    ends = np.unique(np.linspace(done, end, CHUNKS + 1).astype(int)).tolist()
+    return stages + [Stage(1, a, b - a, (done, end)) for a, b in itertools.pairwise(ends)]
+
+
+def _advance(lanes: Lanes, states: ProximitySVIState, stage: Stage, key: Array) -> tuple[ProximitySVIState, Any]:
+    """Take the steps of a stage; the loss of a round is that of its last part."""
+    if stage.decay is not None:
+        return lanes.advance(states, stage.begin, stage.length, decay=stage.decay)
+    states, scored = _with_key(states, key), max(int(stage.length * SCORED), 1)
+    if stage.length > scored:
+        states, _ = lanes.advance(states, stage.begin, stage.length - scored)
+    return lanes.advance(states, stage.begin + stage.length - scored, scored)
 
 
 def better_half(scores: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
@@ -221,5 +283,6 @@ def _without_limit(states: ProximitySVIState, is_plain: Array) -> ProximitySVISt
 
 
 def _with_key(states: ProximitySVIState, key: Array) -> ProximitySVIState:
+    """The same random numbers in every lane, so that a better score is a better start."""
     lanes = states.rng_key.shape[0]
     return states._replace(rng_key=jnp.stack([key] * lanes))

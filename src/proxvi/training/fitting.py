@@ -21,7 +21,6 @@ from proxvi._validation import check_integer
 from proxvi.svi import raise_if_stopped, warn_if_held
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import agree
-from proxvi.training._orbax_store import OrbaxStore
 from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
 from proxvi.training.checkpoints import Checkpoints
 from proxvi.training.options import Checkpointing, Reporting, Validation
@@ -109,9 +108,7 @@ def fit(
 
     with ExitStack() as stack:
         if checkpointing is not None:
-            configuration = {**runner.describe(), "user": checkpointing.configuration}
-            store = OrbaxStore(checkpointing.folder, checkpointing.keep)
-            checkpoints = stack.enter_context(closing(Checkpoints(store, configuration, checkpointing.every)))
+            checkpoints = stack.enter_context(closing(checkpointing.open(runner.describe())))
         progress = Progress(np.empty(num_steps, jnp.result_type(float)))
         if checkpoints is not None:
             _resume(checkpoints, runner, progress)

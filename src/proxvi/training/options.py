@@ -8,13 +8,15 @@ from dataclasses import KW_ONLY, dataclass
 
 from proxvi._typing import Batch, Json, Metrics, Params, Tree
 from proxvi._validation import check_integer
+from proxvi.training._orbax_store import OrbaxStore
+from proxvi.training.checkpoints import Checkpoints
 
 __all__ = ["Checkpointing", "Reporting", "Validation"]
 
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Where and how often `fit` saves; needs the extra `checkpoint`.
+    """Where and how often `fit` and `race` save; needs the extra `checkpoint`.
 
     Args:
         folder: to save to and to resume from; created if it does not exist.
@@ -48,6 +50,11 @@ class Checkpointing:
                 f"`configuration` must be JSON, got {self.configuration!r} ({error}); use numbers, strings, lists and "
                 "dictionaries."
             ) from error
+
+    def open(self, configuration: Json) -> Checkpoints:
+        """The checkpoints of a run with this configuration, beside your own; to be closed."""
+        store = OrbaxStore(self.folder, self.keep)
+        return Checkpoints(store, {**configuration, "user": self.configuration}, self.every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ on. For each group of pixels the script prints
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +92,9 @@ def read(checkpoint: Path) -> tuple[int, Json, Params]:
     from orbax.checkpoint import v1
 
     header = json.loads((checkpoint / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
-    leaves: dict[str, Any] = v1.load(str(checkpoint.absolute()), checkpointable_name="state")
+    with warnings.catch_warnings():  # of devices, which is nothing to a reader of one checkpoint
+        warnings.filterwarnings("ignore", "Sharding info not provided", UserWarning)
+        leaves: dict[str, Any] = v1.load(str(checkpoint.absolute()), checkpointable_name="state")
     params = {name.removeprefix(PARAMETERS)[2:-2]: x for name, x in leaves.items() if name.startswith(PARAMETERS)}
     return header["step"], header["configuration"]["user"], params
 
