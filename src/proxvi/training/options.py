@@ -62,8 +62,8 @@ class Reporting:
     """What `fit` reports, how often, and where to.
 
     The metrics of a report are `elbo` (mean since the last report), `magnitude`, `distance` and `share` of the
-    constraint (lists, if there are several), `skipped`, `steps_per_second`, `seconds` (including those before a
-    restart), and with `Validation` also `validation_elbo`.
+    constraint, or `shortfall`, `pull` and `active` of a speed limit (lists, if there are several), `skipped`,
+    `steps_per_second`, `seconds` (including those before a restart), and with `Validation` also `validation_elbo`.
 
     Args:
         every: steps between two reports; each includes a validation.
