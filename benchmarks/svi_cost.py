@@ -5,6 +5,7 @@ taskset -c 1 python benchmarks/svi_cost.py
 
 import argparse
 import os
+from functools import partial
 from typing import Any, cast
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -95,7 +96,14 @@ def main():
         batch = jax.random.bernoulli(jax.random.key(1), 0.13, (size, PIXELS)).astype(jnp.float32)
         adam = optax.adam(1e-3, eps=1e-6)
         variants, work = {}, {}
-        for svi in (SVI(model, guide, adam, loss), proxvi.ProximitySVI(model, guide, adam, loss, constraint())):
+        ours = partial(proxvi.ProximitySVI, model, guide, adam, loss)
+        inferences = {
+            "SVI": SVI(model, guide, adam, loss),
+            "ProximitySVI": ours(constraint()),
+            "speed limit, kept": ours(proxvi.SpeedLimit(over=1)),  # the whole range may go in one step
+            "speed limit, active": ours(proxvi.SpeedLimit(over=1e9)),  # nothing may go
+        }
+        for name, svi in inferences.items():
             state, update = svi.init(jax.random.key(0), batch), cast(Any, svi.update)
 
             def build(update=update, state=state, batch=batch):
@@ -105,8 +113,8 @@ def main():
                 compiled = jax.jit(run)
                 return lambda: compiled(state, batch)
 
-            variants[type(svi).__name__] = build
-            work[type(svi).__name__] = flops(update, state, batch)
+            variants[name] = build
+            work[name] = flops(update, state, batch)
         work["SVI, again"] = work["SVI"]
         for name, (seconds, ratios) in compare(variants, rounds=arguments.rounds, steps=arguments.steps).items():
             more = work[name] / work["SVI"]
