@@ -313,7 +313,7 @@ def test_bfloat16_parameters_stay_so_and_are_held() -> None:
 
 @pytest.mark.slow
 @HELD
-@pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoIAFNormal])
+@pytest.mark.parametrize("guide", [AutoMultivariateNormal, pytest.param(AutoIAFNormal, marks=pytest.mark.nightly)])
 def test_guides_that_sample_all_latents_at_once_are_limited(guide: Any) -> None:
     svi = proxvi.ProximitySVI(units, guide(units), optax.adam(0.01), Trace_ELBO(), SpeedLimit(over=10_000))
     result = svi.run(KEY, 50, X, progress_bar=False)
