@@ -82,11 +82,11 @@ class Lanes:
     def start(self, keys: Array, num_steps: int) -> ProximitySVIState:
         """The states before the first step, one for each key; `num_steps` is what `run` would be told."""
 
-        def init(key: Array) -> ProximitySVIState:
+        def init(key: Array, batch: Batch) -> ProximitySVIState:
             svi = self._with_guide(renewed(self._given.guide))
-            return svi.tell_length(svi.init(key, *self._first), num_steps)
+            return svi.tell_length(svi.init(key, *batch), num_steps)
 
-        states = jax.jit(lambda keys: jax.lax.map(init, keys))(keys)
+        states = jax.jit(lambda keys, batch: jax.lax.map(lambda key: init(key, batch), keys))(keys, self._first)
         self.svi.tell_length(jax.tree.map(lambda x: x[0], states), num_steps)
         return states
 
