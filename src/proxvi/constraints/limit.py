@@ -10,7 +10,8 @@ from jax import Array
 
 from proxvi._distributions import ranges_of_entropies
 from proxvi._typing import Float, ParamTree, Scalar, Statistic, Tree
-from proxvi._validation import check_number, is_sharded
+from proxvi._validation import check_number
+from proxvi.constraints._inner_product import inner_product, inner_products
 from proxvi.statistics import entropy
 
 __all__ = ["LimitState", "LimitTelemetry", "SpeedLimit"]
@@ -89,7 +90,7 @@ class SpeedLimit:
             a discrete unit, 5 nats for a continuous one. A statistic that is not made of entropies must name it.
 
     Example:
-        >>> import jax.numpy as jnp, optax, proxvi
+        >>> import proxvi
         >>> SpeedLimit()
         SpeedLimit(entropy)
         >>> SpeedLimit(proxvi.kl_to_prior, range=2.0, over=5_000)
@@ -224,30 +225,17 @@ def _change(
         return u * (1.0 - jnp.clip(jnp.abs(h) / jnp.maximum(jnp.abs(g), TINY), 0.0, 1.0))
 
     shortened = jax.tree.map(shorten, updates, ascent, held)
-    square = jnp.maximum(_dot(ascent, ascent), TINY)
-    length = jnp.sqrt(_dot(updates, updates, where=ascent))
+    square = jnp.maximum(inner_product(ascent, ascent), TINY)
+    squares = inner_products(updates, updates)
+    # Only of what the statistic depends on: the rest of the parameters is none of the limit's business.
+    length = jnp.sqrt(_sum(lambda square, g: jnp.where(jnp.any(g != 0.0), square, 0.0), squares, ascent))
     wanted = _sum(lambda w, s: w * (RETURN * s - pace), weights, lacks)
-    needed = jnp.maximum(wanted - _dot(ascent, shortened), 0.0) / square
+    needed = jnp.maximum(wanted - inner_product(ascent, shortened), 0.0) / square
     scale = jnp.minimum(needed, LONGEST_PULL * length / jnp.sqrt(square))
     scale = scale * _sum(lambda w: w * w, weights) / jnp.maximum(_sum(lambda w: w, weights), TINY)
     change = jax.tree.map(lambda new, u, g: new + scale * g - u, shortened, updates, ascent)
-    return change, jnp.sqrt(_dot(change, change)) / jnp.maximum(length, TINY)
+    return change, jnp.sqrt(inner_product(change, change)) / jnp.maximum(length, TINY)
 
 
 def _sum(function: Callable[..., Array], *trees: Tree) -> Scalar:
     return sum((jnp.sum(x) for x in jax.tree.leaves(jax.tree.map(function, *trees))), start=jnp.zeros(()))
-
-
-def _dot(a: ParamTree, b: ParamTree, *, where: ParamTree = None) -> Scalar:
-    """The inner product of two trees; with `where`, of the leaves in which that one is not 0 everywhere."""
-
-    def product(x: Array, y: Array) -> Array:
-        wide = jnp.result_type(float)
-        if is_sharded(x) or is_sharded(y):  # and cannot be flattened
-            return jnp.sum(x.astype(wide) * y.astype(wide))
-        return jnp.vdot(x, y, preferred_element_type=wide)
-
-    products = jax.tree.map(product, a, b)
-    if where is not None:
-        products = jax.tree.map(lambda p, x: jnp.where(jnp.any(x != 0.0), p, 0.0), products, where)
-    return _sum(lambda p: p, products)

@@ -11,7 +11,8 @@ import optax
 from jax import Array
 
 from proxvi._typing import Distance, Float, Int, ParamTree, Scalar, Statistic, Tree
-from proxvi._validation import check_number, first_value, is_sharded
+from proxvi._validation import check_number, first_value
+from proxvi.constraints._inner_product import inner_product
 from proxvi.constraints.references import Reference, parameter_average
 from proxvi.distances import inverse_huber
 
@@ -248,16 +249,6 @@ def add(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) -> ParamTree:
 
 def share_of_gradient(gradient: ParamTree, magnitude: Scalar, slope: ParamTree) -> Scalar:
     """`‖k ∇d‖ / (‖g‖ + ‖k ∇d‖)`, and 0 where both vanish."""
-    ours, theirs = magnitude * _norm(slope), _norm(gradient)
+    ours, theirs = magnitude * jnp.sqrt(inner_product(slope, slope)), jnp.sqrt(inner_product(gradient, gradient))
     total = ours + theirs
     return jnp.where(total == 0.0, 0.0, ours / jnp.where(total == 0.0, 1.0, total))
-
-
-def _norm(tree: ParamTree) -> Scalar:
-    def square(x: Array) -> Array:
-        if is_sharded(x):  # and cannot be flattened
-            return jnp.sum(jnp.square(x.astype(jnp.result_type(float))))
-        # A dot product runs at memory speed on every backend, where a sum of squares does not on CPU.
-        return jnp.vdot(x, x, preferred_element_type=jnp.result_type(float))
-
-    return jnp.sqrt(sum((square(x) for x in jax.tree.leaves(tree)), start=jnp.zeros(())))
