@@ -88,11 +88,13 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=40, help="steps of each variant in a round")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="cases")
     add_json_option(parser)
     arguments = parser.parse_args()
     rows = []
     print(HEADER)
-    for case, (model, guide, loss, size) in CASES.items():
+    for case in arguments.only:
+        model, guide, loss, size = CASES[case]
         batch = jax.random.bernoulli(jax.random.key(1), 0.13, (size, PIXELS)).astype(jnp.float32)
         adam = optax.adam(1e-3, eps=1e-6)
         variants, work = {}, {}
