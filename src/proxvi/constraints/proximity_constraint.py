@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -229,14 +229,16 @@ class Proximity:
         return jnp.asarray(distance, jnp.result_type(float))
 
 
-def as_constraints(constraint: Proximity | Sequence[Proximity]) -> tuple[Proximity, ...]:
-    """One constraint or several, as a tuple."""
-    constraints = (constraint,) if isinstance(constraint, Proximity) else constraint
-    if not isinstance(constraints, Sequence) or not all(isinstance(c, Proximity) for c in constraints):
-        raise TypeError(
-            f"`constraint` must be a Proximity or a sequence of them, got {constraint!r}; write "
-            "`Proximity(proxvi.entropy, magnitude=...)`."
-        )
+def as_constraints(
+    constraint: Any,
+    kinds: tuple[type, ...] = (Proximity,),
+    expected: str = "a Proximity or a sequence of them",
+    remedy: str = "`Proximity(proxvi.entropy, magnitude=...)`",
+) -> tuple[Any, ...]:
+    """One constraint of these kinds, or several, as a tuple."""
+    constraints = (constraint,) if isinstance(constraint, kinds) else constraint
+    if not isinstance(constraints, Sequence) or not all(isinstance(c, kinds) for c in constraints):
+        raise TypeError(f"`constraint` must be {expected}, got {constraint!r}; write {remedy}.")
     return tuple(constraints)
 
 

@@ -18,7 +18,7 @@ from numpyro.optim import Minimize
 
 from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Tree
 from proxvi._validation import check_integer
-from proxvi.constraints import LimitState, LimitTelemetry, Proximity, SpeedLimit, share_of_gradient
+from proxvi.constraints import LimitState, LimitTelemetry, Proximity, SpeedLimit, as_constraints, share_of_gradient
 from proxvi.estimators import as_scheduled
 from proxvi.svi._nonfinite import Skipped, guarded_update, is_finite, raise_if_stopped, stays_finite
 from proxvi.svi._objective import Objective, StepInputs, StepOutputs, statistic_arguments
@@ -117,7 +117,12 @@ class ProximitySVI(SVI):
                 "`optim` must take one gradient step at a time, got Minimize, which runs to the end within one step; "
                 "use an Optax optimiser."
             )
-        self.constraints = _as_tuple(constraint)
+        self.constraints: tuple[Proximity | SpeedLimit, ...] = as_constraints(
+            constraint,
+            (Proximity, SpeedLimit),
+            "a SpeedLimit, a Proximity, or a sequence of them",
+            "`SpeedLimit()` or `Proximity(proxvi.entropy, magnitude=...)`",
+        )
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self._statistic_arguments = statistic_arguments(self.constraints)
         self._initialised: Objective | None = None
@@ -454,17 +459,6 @@ def _warn_if_little_was_left(svi: ProximitySVI, start: int, num_steps: int) -> N
                 "constraint's gradients. Run longer, let `magnitude` decay faster, or lower Adam's `b2`.",
                 stacklevel=3,
             )
-
-
-def _as_tuple(constraint: Any) -> tuple[Proximity | SpeedLimit, ...]:
-    """One constraint or several, as a tuple."""
-    constraints = (constraint,) if isinstance(constraint, Proximity | SpeedLimit) else constraint
-    if not isinstance(constraints, Sequence) or not all(isinstance(c, Proximity | SpeedLimit) for c in constraints):
-        raise TypeError(
-            f"`constraint` must be a SpeedLimit, a Proximity, or a sequence of them, got {constraint!r}; write "
-            "`SpeedLimit()` or `Proximity(proxvi.entropy, magnitude=...)`."
-        )
-    return tuple(constraints)
 
 
 def with_params(optim_state: Any, before: Params, after: Params) -> Any:
