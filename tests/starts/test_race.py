@@ -1,5 +1,7 @@
 """The race: the worse half dropped again and again, the winner finished."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
 from proxvi.starts._lanes import Lanes
+from proxvi.starts._programs import _known
 from proxvi.starts.racing import better_half
 
 KEY = jax.random.key(0)
@@ -118,3 +121,27 @@ def test_a_plain_lane_is_kept_until_one_is_left() -> None:
 def test_what_cannot_be_raced_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         proxvi.race(svi(), KEY, arguments.pop("num_steps", 8_000), Y, progress_bar=False, **arguments)
+
+
+def test_a_second_race_with_the_same_svi_is_not_compiled_again_and_is_the_same_as_with_a_new_one() -> None:
+    used = svi()
+    settings: dict[str, Any] = {"starts": 4, "progress_bar": False}
+    proxvi.race(used, KEY, 200, Y, **settings)
+    again = proxvi.race(used, jax.random.key(7), 200, Y, **settings)
+    (programs,) = _known[used].values()
+    compiled: tuple[Any, ...] = (programs.start, programs.advance, programs.elbos)
+    assert [program._cache_size() for program in compiled] == [1, 1, 1]
+    fresh = proxvi.race(svi(), jax.random.key(7), 200, Y, **settings)
+    assert (again.elbo, again.start) == (fresh.elbo, fresh.start)
+    proxvi.race(used, KEY, 200, Y[:30].repeat(2), **settings)  # other data of the same shape
+    assert [program._cache_size() for program in compiled] == [1, 1, 1]
+
+
+def test_compiled_programs_are_forgotten_with_their_svi() -> None:
+    used = svi()
+    proxvi.race(used, KEY, 200, Y, starts=4, progress_bar=False)
+    (programs,) = _known[used].values()
+    kept = weakref.ref(programs)
+    del used, programs
+    gc.collect()
+    assert kept() is None

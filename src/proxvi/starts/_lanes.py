@@ -1,6 +1,7 @@
 """Many runs of one inference, by one compiled program."""
 
-import copy
+from concurrent.futures import Executor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,13 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from numpyro.infer import SVI
-from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
-from proxvi._typing import Batch, Float, Guide, Int, Json, Params, Tree
+from proxvi._typing import Batch, Float, Int, Json, Params, Tree
 from proxvi.constraints import Proximity, SpeedLimit
-from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
-from proxvi.training import Arrays, describe, ordered
+from proxvi.starts._programs import programs_of, renewed
+from proxvi.starts._workers import PARTS, Workers
+from proxvi.svi import ProximitySVIState
+from proxvi.training import Arrays, describe
 
 __all__ = ["Lanes"]
 
@@ -36,6 +38,7 @@ class Lanes:
         most: the largest number of lanes.
         mesh: devices to spread the lanes over; None takes all of them.
         constraints: in place of those of `svi`.
+        executor: whose workers advance the lanes; None for this process.
     """
 
     def __init__(
@@ -47,51 +50,39 @@ class Lanes:
         most: int,
         mesh: Mesh | None = None,
         constraints: tuple[Proximity | SpeedLimit, ...] | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        self._given = svi
-        self._constraints = getattr(svi, "constraints", ()) if constraints is None else constraints
+        if executor is not None and mesh is not None:
+            raise ValueError(
+                "`mesh` must be None with an `executor`, whose workers use all of their devices, got both; leave one "
+                "out."
+            )
+        held: tuple[Proximity | SpeedLimit, ...] = (
+            getattr(svi, "constraints", ()) if constraints is None else constraints
+        )
         devices = np.array(jax.devices()) if mesh is None else mesh.devices
         self._mesh = Mesh(devices.reshape(-1), "lanes")
         self._at_once = 1 if devices.flat[0].platform == "cpu" else AT_ONCE
         self._blocks = -(-most // (devices.size * self._at_once))  # on each device
         self.source = Arrays(data, batch_size, key, LONGEST)
         self._first = self.source.first()
-        # The steps use the guide itself, which is then ready for the results, and so is `svi`. Within `jit`, where each
-        # lane is initialised, a guide would be left with traced values: there it is a copy.
-        self.svi = self._with_guide(svi.guide)
-        self.svi.init(key, *self._first)
-        svi.constrain_fn = self.svi.constrain_fn
-        split, whole = PartitionSpec("lanes"), PartitionSpec()
-        self._split = NamedSharding(self._mesh, split)
-        self._program = jax.jit(
-            jax.shard_map(
-                self._of_device,
-                mesh=self._mesh,
-                in_specs=(split, split, whole, whole, whole, whole),
-                out_specs=(split, split),
-                check_vma=False,
-            )
-        )
-        self._elbos_compiled = jax.jit(self._elbos)
-
-    def _with_guide(self, guide: Guide) -> ProximitySVI:
-        given = self._given
-        loss = ordered(given.loss)
-        return ProximitySVI(given.model, guide, given.optim, loss, self._constraints, **given.static_kwargs)
+        self._programs = programs_of(svi, held, self._mesh, self._at_once, self._blocks, self.source)
+        self.svi = self._programs.svi
+        svi.constrain_fn = self.svi.constrain_fn  # so that `svi.get_params` works
+        self._split = NamedSharding(self._mesh, PartitionSpec("lanes"))
+        self._workers = None
+        if executor is not None:
+            parts = (svi.model, renewed(svi.guide), svi.optim, svi.loss, svi.static_kwargs)
+            self._workers = Workers(executor, _rebuilt, parts, key, data, batch_size, -(-most // PARTS), held)
 
     def start(self, keys: Array, num_steps: int) -> ProximitySVIState:
         """The states before the first step, one for each key; `num_steps` is what `run` would be told."""
-
-        def init(key: Array, batch: Batch) -> ProximitySVIState:
-            svi = self._with_guide(renewed(self._given.guide))
-            return svi.tell_length(svi.init(key, *batch), num_steps)
-
-        states = jax.jit(lambda keys, batch: jax.lax.map(lambda key: init(key, batch), keys))(keys, self._first)
+        states = self._programs.start(keys, self._first, num_steps=num_steps)
         self.svi.tell_length(jax.tree.map(lambda x: x[0], states), num_steps)
         return states
 
     def advance(
-        self, states: ProximitySVIState, step: int, length: int, *, decay: tuple[int, int] | None = None
+        self, states: ProximitySVIState, step: int, length: int, decay: tuple[int, int] | None = None
     ) -> tuple[ProximitySVIState, Float[np.ndarray, " lanes"]]:
         """Take `length` steps in every lane.
 
@@ -104,6 +95,8 @@ class Lanes:
         Returns:
             The states, and the mean loss of each lane.
         """
+        if self._workers is not None:
+            return self._workers.advance(states, step, length, decay)
         count = jax.tree.leaves(states)[0].shape[0]
         rows, blocks, where = self._deal(count)
         dealt = jax.device_put(take(states, rows), self._split)
@@ -111,7 +104,7 @@ class Lanes:
         mean, done = np.zeros(len(rows)), 0
         while done < length:
             feed, fits = self.source.feed(step + done, length - done)
-            dealt, part = self._program(dealt, blocks, feed, step + done, fits, begin_and_end)
+            dealt, part = self._programs.advance(dealt, blocks, feed, step + done, fits, begin_and_end)
             done += fits
             mean = mean + (np.asarray(part, np.float64) - mean) * (fits / done)
         return take(dealt, where), mean[where]
@@ -126,42 +119,6 @@ class Lanes:
         used = np.clip(count - each * np.arange(devices), 0, each)
         return rows.reshape(-1), -(-used // self._at_once), where
 
-    def _of_device(
-        self, states: ProximitySVIState, blocks: Array, feed: Tree, first: Array, length: Array, decay: Array
-    ) -> tuple[ProximitySVIState, Array]:
-        """Advance the lanes of one device, block by block."""
-
-        def lane(state: ProximitySVIState) -> tuple[ProximitySVIState, Array]:
-            def step(i: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:
-                before, mean = carry
-                state, loss = self.svi.update(before, *self.source.pick(feed, first + i, i))
-                return self._shortened(before, state, first + i, decay), mean + (loss - mean) / (i + 1)
-
-            return jax.lax.fori_loop(0, length, step, (state, jnp.zeros(())))
-
-        def block(b: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:
-            if self._at_once == 1:  # without `vmap`, in which both branches of a condition are computed
-                new = lane(jax.tree.map(lambda x: x[b], carry[0]))
-                return jax.tree.map(lambda all_, one: all_.at[b].set(one), carry, new)
-            start = b * self._at_once
-            old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, self._at_once), carry[0])
-            return jax.tree.map(
-                lambda all_, some: jax.lax.dynamic_update_slice_in_dim(all_, some, start, 0), carry, jax.vmap(lane)(old)
-            )
-
-        means = jnp.zeros(self._blocks * self._at_once)
-        return jax.lax.fori_loop(0, blocks[0], block, (states, means))
-
-    def _shortened(
-        self, before: ProximitySVIState, after: ProximitySVIState, step: Array, decay: Array
-    ) -> ProximitySVIState:
-        """Go only a part of the way; for an optimiser such as Adam that is a smaller learning rate."""
-        begin, end = decay[0], decay[1]
-        part = 0.5 + 0.5 * jnp.cos(jnp.pi * (step - begin) / jnp.maximum(end - begin, 1))
-        old, new = (self.svi.optim.get_params(state.optim_state) for state in (before, after))
-        between = jax.tree.map(lambda x, y: jnp.where(end > begin, x + part * (y - x), y).astype(y.dtype), old, new)
-        return after._replace(optim_state=with_params(after.optim_state, new, between))
-
     def describe(self, states: ProximitySVIState) -> Json:
         """What a checkpoint must agree with."""
         return {
@@ -172,23 +129,15 @@ class Lanes:
 
     def with_fresh_optimizer(self, states: ProximitySVIState) -> ProximitySVIState:
         """The same parameters, and an optimiser that remembers nothing."""
-        optim = self.svi.optim
-        renew = jax.jit(jax.vmap(lambda state: optim.init(optim.get_params(state))))
-        return states._replace(optim_state=renew(states.optim_state))
+        return states._replace(optim_state=self._programs.renew(states.optim_state))
 
     def elbos(self, states: ProximitySVIState, key: Array, particles: int) -> Float[np.ndarray, "particles lanes"]:
         """Estimates of the true ELBO of all rows, with the same random numbers in every lane."""
-        return np.asarray(self._elbos_compiled(states, jax.random.split(key, particles), self.source.arrays)).T
-
-    def _elbos(self, states: ProximitySVIState, keys: Array, data: Batch) -> Array:
-        def lane(state: ProximitySVIState) -> Array:
-            return jax.lax.map(lambda key: -self.svi.evaluate(state._replace(rng_key=key), *data), keys)
-
-        return jax.lax.map(lane, states)
+        return np.asarray(self._programs.elbos(states, jax.random.split(key, particles), self.source.arrays)).T
 
     def params(self, states: ProximitySVIState) -> Params:
         """The constrained parameters of every lane."""
-        return jax.jit(jax.vmap(self.svi.get_params))(states)
+        return self._programs.params(states)
 
 
 @jax.jit
@@ -197,12 +146,14 @@ def take(tree: Tree, rows: ArrayLike) -> Tree:
     return jax.tree.map(lambda x: x[rows], tree)
 
 
-def renewed(guide: Guide) -> Guide:
-    """The guide as it was before its first call: an autoguide remembers where it started then, whatever the key."""
-    if not isinstance(guide, AutoGuide):
-        return guide
-    guide = copy.copy(guide)
-    guide.prototype_trace = None
-    if isinstance(guide, AutoGuideList):
-        guide._guides = [renewed(part) for part in guide._guides]
-    return guide
+def _rebuilt(
+    parts: tuple[Any, ...],
+    key: Array,
+    data: Batch,
+    batch_size: int | None,
+    most: int,
+    constraints: tuple[Proximity | SpeedLimit, ...],
+) -> Lanes:
+    """The lanes of a worker. An `SVI` that was used holds traced functions, which cannot be sent; its parts can."""
+    *positional, static = parts
+    return Lanes(SVI(*positional, **static), key, data, batch_size, most, constraints=constraints)

@@ -1,6 +1,7 @@
 """`luck`: many starts in one program, and a report of how much the result depends on the start."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ def luck(
     particles: int = 100,
     average_last: int = 1,
     mesh: Mesh | None = None,
+    executor: Executor | None = None,
     progress_bar: bool = True,
 ) -> Luck:
     """Measure how much an inference depends on its start: run it from many, and compare where they end.
@@ -59,6 +61,7 @@ def luck(
         particles: samples for each final ELBO, the same ones for all starts.
         average_last: of a function: the final ELBO is the mean of this many last entries of its trace.
         mesh: devices to spread the starts over; None takes all of them.
+        executor: whose workers advance the starts, such as Dask's `client.get_executor()`; None for this process.
         progress_bar: whether to show one.
 
     Returns:
@@ -88,7 +91,7 @@ def luck(
         check_integer("num_steps", num_steps, remedy="1 is one step")
         check_integer("starts", starts, at_least=2, remedy="with one start there is nothing to compare")
         check_integer("particles", particles, at_least=2, remedy="the ELBO is a mean over samples")
-        lanes = Lanes(inference, key, data, batch_size, starts, mesh)
+        lanes = Lanes(inference, key, data, batch_size, starts, mesh, executor=executor)
         return _of_lanes(lanes, key, num_steps, starts, particles, progress_bar, settings)
     if not callable(inference):
         raise TypeError(

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -108,6 +109,7 @@ def race(
     batch_size: int | None = None,
     particles: int = 100,
     mesh: Mesh | None = None,
+    executor: Executor | None = None,
     checkpointing: Checkpointing | None = None,
     progress_bar: bool = True,
 ) -> Race:
@@ -129,6 +131,7 @@ def race(
         batch_size: rows of the arrays in a batch; None for all of them.
         particles: samples for the final ELBO.
         mesh: devices to spread the lanes over; None takes all of them.
+        executor: whose workers advance the starts, such as Dask's `client.get_executor()`; None for this process.
         checkpointing: where and how often to save; call it again with the same arguments, and it resumes.
         progress_bar: whether to show one.
 
@@ -159,7 +162,7 @@ def race(
         )
     stages = schedule(num_steps, count)
     limits = (SpeedLimit(),) if LIMITED in methods else ()
-    lanes = Lanes(svi, jax.random.fold_in(key, 0), data, batch_size, count, mesh, limits)
+    lanes = Lanes(svi, jax.random.fold_in(key, 0), data, batch_size, count, mesh, limits, executor)
     # Lane i is start i % starts with method i // starts.
     start_keys = jnp.concatenate([jax.random.split(jax.random.fold_in(key, 1), starts)] * len(methods))
     states = lanes.start(start_keys, sum(stage.length for stage in stages))

@@ -116,16 +116,25 @@ class Luck:
     def climbing(self) -> np.ndarray:
         """Which starts still climb at the end.
 
-        That is: by more than their noise, and fast enough to gain the tolerance in another run of the same length.
+        That is: fast enough to gain the tolerance in another run of the same length, and by more than their noise. The
+        last tenth of the run is compared with the one before. Where its noise hides a rise, the last two fifths must
+        show it, too.
         """
-        tenth = self.traces.shape[1] // 10
-        if tenth < 1:
-            return np.zeros(len(self.elbos), bool)
-        end = np.where(np.isfinite(self.traces), self.traces, np.nan)[:, -2 * tenth :]
-        rise = end[:, tenth:].mean(1) - end[:, :tenth].mean(1)
+        tenth, fast = self._rise(10)
+        fifth, _ = self._rise(5)
+        return fast & ((tenth > 3.0) | ((tenth > 1.0) & (fifth > 3.0)))
+
+    def _rise(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """By how much a last part of the run is above the one before, in standard errors; and whether that is fast."""
+        length = self.traces.shape[1] // part
+        if length < 1:
+            return np.zeros(len(self.elbos)), np.zeros(len(self.elbos), bool)
+        end = np.where(np.isfinite(self.traces), self.traces, np.nan)[:, -2 * length :]
+        rise = end[:, length:].mean(1) - end[:, :length].mean(1)
         # The noise of a mean of windows, by the differences of neighbours, which a trend hardly changes.
-        variance = np.mean(np.diff(end, axis=1) ** 2, axis=1) / 2
-        return rise > np.maximum(3 * np.sqrt(2 * variance / tenth), self.tolerance / 10)
+        error = np.sqrt(np.mean(np.diff(end, axis=1) ** 2, axis=1) / length)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(rise == 0.0, 0.0, rise / error), rise > self.tolerance / part
 
     @cached_property
     def basins(self) -> tuple[Basin, ...]:

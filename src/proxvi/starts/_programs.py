@@ -1,0 +1,148 @@
+"""The compiled programs of lanes."""
+
+import copy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoGuide, AutoGuideList
+
+from proxvi._typing import Batch, Guide, Tree
+from proxvi.constraints import Proximity, SpeedLimit
+from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
+from proxvi.training import Arrays, ordered
+
+__all__ = ["Programs", "programs_of", "renewed"]
+
+_known: WeakKeyDictionary[SVI, dict[Any, "Programs"]] = WeakKeyDictionary()
+
+
+def programs_of(
+    svi: SVI,
+    constraints: tuple[Proximity | SpeedLimit, ...],
+    mesh: Mesh,
+    at_once: int,
+    blocks: int,
+    source: Arrays,
+) -> "Programs":
+    """The programs for an `SVI`, compiled once for all calls with it that differ in the key or the data alone."""
+    first = source.first()
+    shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), first)
+    key = (constraints, mesh, at_once, blocks, source.rows, source.batch_size, str(shapes))
+    of_svi = _known.setdefault(svi, {})
+    if key not in of_svi:
+        of_svi[key] = Programs(svi, constraints, mesh, at_once, blocks, source)
+        # The steps use the guide itself, which is then ready for the results. Within `jit`, where each lane is
+        # initialised, a guide would be left with traced values: there it is a copy.
+        of_svi[key].svi.init(source.key, *first)
+    return of_svi[key]
+
+
+class Programs:
+    """What is compiled. It holds neither the data nor the `SVI` that it was made for.
+
+    Args:
+        svi: whose parts are used.
+        constraints: in place of those of `svi`.
+        mesh: of the devices.
+        at_once: lanes that a device takes at once.
+        blocks: of as many lanes, on each device.
+        source: of the batches.
+    """
+
+    def __init__(
+        self,
+        svi: SVI,
+        constraints: tuple[Proximity | SpeedLimit, ...],
+        mesh: Mesh,
+        at_once: int,
+        blocks: int,
+        source: Arrays,
+    ) -> None:
+        self._parts = svi.model, svi.optim, ordered(svi.loss), constraints, svi.static_kwargs
+        self._at_once, self._blocks = at_once, blocks
+        self._source = copy.copy(source)
+        self._source.arrays = ()
+        self.svi = self._with_guide(svi.guide)
+        split, whole = PartitionSpec("lanes"), PartitionSpec()
+        self.advance = jax.jit(
+            jax.shard_map(
+                self._of_device,
+                mesh=mesh,
+                in_specs=(split, split, whole, whole, whole, whole),
+                out_specs=(split, split),
+                check_vma=False,
+            )
+        )
+        self.start = jax.jit(self._start, static_argnames="num_steps")
+        self.elbos = jax.jit(self._elbos)
+        self.params = jax.jit(jax.vmap(self.svi.get_params))
+        self.renew = jax.jit(jax.vmap(lambda state: self.svi.optim.init(self.svi.optim.get_params(state))))
+
+    def _with_guide(self, guide: Guide) -> ProximitySVI:
+        model, optim, loss, constraints, static = self._parts
+        return ProximitySVI(model, guide, optim, loss, constraints, **static)
+
+    def _start(self, keys: Array, batch: Batch, num_steps: int) -> ProximitySVIState:
+        def init(key: Array) -> ProximitySVIState:
+            svi = self._with_guide(renewed(self.svi.guide))
+            return svi.tell_length(svi.init(key, *batch), num_steps)
+
+        return jax.lax.map(init, keys)
+
+    def _of_device(
+        self, states: ProximitySVIState, blocks: Array, feed: Tree, first: Array, length: Array, decay: Array
+    ) -> tuple[ProximitySVIState, Array]:
+        """Advance the lanes of one device, block by block."""
+
+        def lane(state: ProximitySVIState) -> tuple[ProximitySVIState, Array]:
+            def step(i: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:
+                before, mean = carry
+                state, loss = self.svi.update(before, *self._source.pick(feed, first + i, i))
+                return self._shortened(before, state, first + i, decay), mean + (loss - mean) / (i + 1)
+
+            return jax.lax.fori_loop(0, length, step, (state, jnp.zeros(())))
+
+        def block(b: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:
+            if self._at_once == 1:  # without `vmap`, in which both branches of a condition are computed
+                new = lane(jax.tree.map(lambda x: x[b], carry[0]))
+                return jax.tree.map(lambda all_, one: all_.at[b].set(one), carry, new)
+            start = b * self._at_once
+            old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, self._at_once), carry[0])
+            return jax.tree.map(
+                lambda all_, some: jax.lax.dynamic_update_slice_in_dim(all_, some, start, 0), carry, jax.vmap(lane)(old)
+            )
+
+        means = jnp.zeros(self._blocks * self._at_once)
+        return jax.lax.fori_loop(0, blocks[0], block, (states, means))
+
+    def _shortened(
+        self, before: ProximitySVIState, after: ProximitySVIState, step: Array, decay: Array
+    ) -> ProximitySVIState:
+        """Go only a part of the way; for an optimiser such as Adam that is a smaller learning rate."""
+        begin, end = decay[0], decay[1]
+        part = 0.5 + 0.5 * jnp.cos(jnp.pi * (step - begin) / jnp.maximum(end - begin, 1))
+        old, new = (self.svi.optim.get_params(state.optim_state) for state in (before, after))
+        between = jax.tree.map(lambda x, y: jnp.where(end > begin, x + part * (y - x), y).astype(y.dtype), old, new)
+        return after._replace(optim_state=with_params(after.optim_state, new, between))
+
+    def _elbos(self, states: ProximitySVIState, keys: Array, data: Batch) -> Array:
+        def lane(state: ProximitySVIState) -> Array:
+            return jax.lax.map(lambda key: -self.svi.evaluate(state._replace(rng_key=key), *data), keys)
+
+        return jax.lax.map(lane, states)
+
+
+def renewed(guide: Guide) -> Guide:
+    """The guide as it was before its first call: an autoguide remembers where it started then, whatever the key."""
+    if not isinstance(guide, AutoGuide):
+        return guide
+    guide = copy.copy(guide)
+    guide.prototype_trace = None
+    if isinstance(guide, AutoGuideList):
+        guide._guides = [renewed(part) for part in guide._guides]
+    return guide
