@@ -13,11 +13,11 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-__all__ = ["Row", "add_json_option", "write_record"]
+__all__ = ["Row", "add_json_option", "provenance", "write_record"]
 
 PACKAGES = ("proxvi", "jax", "jaxlib", "numpyro", "optax", "numpy")
 
@@ -68,10 +68,19 @@ def write_record(path: Path | None, rows: list[Row]) -> None:
     """Write the rows with all that is needed to measure them again; nothing if `path` is None."""
     if path is None:
         return
-    import jax  # late, because a benchmark sets flags for it first
-
     record = {
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        **provenance(),
+        "rows": [{name: _finite(value) for name, value in asdict(row).items()} for row in rows],
+    }
+    path.write_text(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def provenance() -> dict[str, dict[str, Any]]:
+    """The versions and the hardware with which something was measured."""
+    import jax  # late, because a benchmark sets flags for it first
+
+    return {
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
         "hardware": {
             "processor": _processor(),
@@ -79,9 +88,7 @@ def write_record(path: Path | None, rows: list[Row]) -> None:
             "devices": [device.device_kind for device in jax.devices()],
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         },
-        "rows": [{name: _finite(value) for name, value in asdict(row).items()} for row in rows],
     }
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _file(text: str) -> Path:

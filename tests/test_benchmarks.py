@@ -1,17 +1,26 @@
 """Records of benchmarks, and their comparison."""
 
 import argparse
+import hashlib
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import compare
 import jax
 import numpy as np
+import numpyro.distributions as dist
+import optax
+import page
+import problems
 import pytest
 import records
+import remedies
+import run
+from numpyro.infer import SVI
 
 ROOT = Path(__file__).parents[1]
 BEFORE = {"plain Adam": (1.0, 1.0), "statistic average": (1.08, 1.107), "starts": (31.0, None)}
@@ -135,20 +144,89 @@ def test_every_benchmark_can_write_a_record(path: Path) -> None:
         assert "write_record(arguments.json, " in source
 
 
-def test_the_table_of_luck_is_that_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "luck")
-    import run  # pyright: ignore[reportMissingImports]
+def test_the_tables_of_luck_are_those_of_the_result_files() -> None:
+    results = page.read(run.RESULTS)
+    for path, count in ((page.DOCS / "benchmark.md", 2), (page.DOCS / "seeds.md", 1)):
+        text = path.read_text()
+        assert text.count("<!-- table: ") == count
+        assert page.with_tables(text, results) == text
 
-    assert run.table(ROOT / "results" / "luck") in (ROOT / "docs" / "seeds.md").read_text()
+
+def test_every_result_of_luck_says_how_to_make_it_again() -> None:
+    for path in run.RESULTS.glob("*.json"):
+        record = json.loads(path.read_text())
+        assert record["command"].startswith(f"python benchmarks/luck/run.py {record['problem']} "), path.name
+        assert record["versions"]["jax"], path.name
+
+
+def test_the_data_of_luck_are_as_published() -> None:
+    for line in (problems.DATA / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((problems.DATA / name).read_bytes()).hexdigest() == digest, name
+
+
+NEW_PROBLEM = '''
+"""One unknown number."""
+import numpyro
+import numpyro.distributions as dist
+from problems import Problem
+
+def problem(scale=1.0):
+    def model():
+        numpyro.sample("x", dist.Normal(numpyro.sample("z", dist.Normal(0, 1)), 1), obs=2.0)
+    return Problem(model, scale=scale, steps=800, particles=2_000)
+'''
+
+
+@pytest.mark.slow
+def test_a_problem_and_a_remedy_are_ten_lines_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert NEW_PROBLEM.strip().count("\n") < 10
+    (tmp_path / "one_number.py").write_text(NEW_PROBLEM.lstrip())
+    monkeypatch.setattr(problems, "__path__", [*problems.__path__, str(tmp_path)])
+    assert "one_number" in problems.names()
+
+    def larger_rate(make: Any, steps: int, key: Any, seeds: int) -> remedies.Fits:
+        problem = make(1.0)
+        svi = SVI(problem.model, problem.new_guide(), optax.adam(5 * problem.rate), problem.loss)
+        return remedies.several(svi, problem, steps, key, seeds)
+
+    monkeypatch.setitem(remedies.REMEDIES, "larger rate", larger_rate)
+    with ThreadPoolExecutor(1) as executor, jax.numpy_rank_promotion("allow"):
+        cells = [run.Cell("one_number", remedy, seeds=2) for remedy in ("one run", "larger rate", "race, plain")]
+        assert run.run(cells, tmp_path / "results", executor) == 0
+        assert run.run(cells, tmp_path / "results", executor) == 0  # at once: they are there
+    results = page.read(tmp_path / "results")
+    exact = float(dist.Normal(0, 2**0.5).log_prob(2.0))  # the approximation can be exact here
+    assert results.best["one_number"] == pytest.approx(exact, abs=0.02)
+    assert all(results.within(cell) == 2 for cell in results.gaps)
+    assert "one number (−2.3) | 800 | 2, 0.0" in page.by_problem(results)
+    page.picture(results, tmp_path / "picture")
+    assert (tmp_path / "picture.svg").stat().st_size > 10_000
+
+
+def test_a_remedy_that_fails_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: Any) -> remedies.Fits:
+        raise RuntimeError("no memory")
+
+    def ending_in_nan(*_: Any) -> remedies.Fits:
+        return remedies.Fits(np.array([-3.0, np.nan]), None)
+
+    monkeypatch.setitem(remedies.REMEDIES, "failing", failing)
+    monkeypatch.setitem(remedies.REMEDIES, "one run", ending_in_nan)
+    with ThreadPoolExecutor(1) as executor:
+        assert run.run([run.Cell("schools", name) for name in ("failing", "one run")], tmp_path, executor) == 1
+    assert "1/2 schools, failing: RuntimeError('no memory')" in capsys.readouterr().out
+    results = page.read(tmp_path)
+    assert results.gaps["schools", 6_000, "one run"].tolist() == [0.0, np.inf]
+    assert results.within(("schools", 6_000, "one run")) == 1
 
 
 @pytest.mark.nightly
-def test_the_benchmark_of_luck_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "luck")
-    import run  # pyright: ignore[reportMissingImports]
-
-    sizes = ["--steps", "1000", "--repetitions", "1", "--results", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["run.py", "mcycle", "--methods", "best of 4", "race, plain", *sizes])
-    with jax.numpy_rank_promotion("allow"):
-        run.main()
-    assert run.table(tmp_path).count("\n") == 3
+@pytest.mark.parametrize("problem", problems.names())
+def test_every_problem_of_luck_runs(problem: str, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor, jax.numpy_rank_promotion("allow"):
+        cells = [run.Cell(problem, remedy, steps=800, seeds=1) for remedy in remedies.REMEDIES]
+        assert run.run(cells, tmp_path, executor) == 0
+    assert len(page.read(tmp_path).gaps) >= len(cells) - 2  # two are for autoguides

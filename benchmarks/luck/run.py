@@ -1,115 +1,148 @@
-"""How much luck there is in plain variational inference, and what removes it at an equal number of gradient steps.
+"""How much luck there is in variational inference, and what removes it at an equal number of gradient steps.
 
-    python benchmarks/luck/run.py theoph --steps 12000 --repetitions 20 --results results/luck
-    python benchmarks/luck/run.py --table
+    python benchmarks/luck/run.py                                  # every cell that has no result file yet
+    python benchmarks/luck/run.py theoph --remedies "one run" "race, plain" --steps 48000
+    python benchmarks/luck/page.py                                 # the table, the ranks and the picture
 
-A repetition is one user's whole procedure. All use AutoNormal from uniform(−2, 2) starts, and Adam at 0.02 with a
-cosine decay over the run (a race has its own). Final ELBOs are means over 1,000 samples.
+A cell is a problem (a file in `problems`) with a remedy (a function in `remedies.py`). A seed is one user's whole
+procedure. Final ELBOs are means over many samples.
 """
 
 import argparse
 import json
+import math
+import multiprocessing
+import re
+import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
-from problems import PROBLEMS
+import problems
+from jax.scipy.special import logsumexp
+from numpyro.infer import SVI, log_likelihood
+from problems import Problem
+from remedies import REMEDIES, adam
 
-import proxvi
+sys.path.append(str(Path(__file__).parents[1]))
+from records import provenance
 
-RATE = 0.02
-PARTICLES = 1_000
-
-
-def restarts(model: Any, steps: int, each: int, repetitions: int, key: jax.Array) -> list[float]:
-    """The best of `each` runs that share the steps."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(RATE, steps // each))
-    svi = SVI(model, AutoNormal(model), optimizer, Trace_ELBO())
-    report = proxvi.luck(svi, key, steps // each, starts=each * repetitions, particles=PARTICLES, progress_bar=False)
-    return np.nanmax(report.elbos.reshape(repetitions, each), axis=1).tolist()
+DRAWS = 200  # of the posterior, for held-out rows
+RESULTS = Path(__file__).parents[2] / "results" / "luck"
 
 
-def races(model: Any, steps: int, methods: tuple[str, ...], repetitions: int, key: jax.Array) -> list[float]:
-    """Races of 64 lanes."""
-    svi = SVI(model, AutoNormal(model), optax.adam(RATE), Trace_ELBO())
-    found = []
-    for r in range(repetitions):
-        result = proxvi.race(
-            svi,
-            jax.random.fold_in(key, r),
-            steps,
-            starts=64 // len(methods),
-            methods=methods,
-            particles=PARTICLES,
-            progress_bar=False,
-        )
-        found.append(result.elbo)
-    return found
+class Cell(NamedTuple):
+    """One problem with one remedy.
+
+    Attributes:
+        problem: its name.
+        remedy: its name.
+        steps: None for the problem's own.
+        seeds: how many users.
+    """
+
+    problem: str
+    remedy: str
+    steps: int | None = None
+    seeds: int = 20
+
+    def file(self) -> str:
+        """The name of its result file."""
+        steps = self.steps or problems.load(self.problem).steps
+        return f"{self.problem}-{re.sub('[^a-z0-9]+', '-', self.remedy.lower())}-{steps}.json"
 
 
-METHODS: dict[str, Any] = {
-    "one run": lambda *args: restarts(args[0], args[1], 1, *args[2:]),
-    "best of 4": lambda *args: restarts(args[0], args[1], 4, *args[2:]),
-    "best of 16": lambda *args: restarts(args[0], args[1], 16, *args[2:]),
-    "race, plain": lambda *args: races(args[0], args[1], ("plain",), *args[2:]),
-    "race, plain and speed limit": lambda *args: races(args[0], args[1], ("plain", "speed limit"), *args[2:]),
-}
+def measure(cell: Cell, results: Path) -> dict[str, Any]:
+    """Run a cell and write its result file."""
+    problem = problems.load(cell.problem)
+    steps = cell.steps or problem.steps
+    began = time.perf_counter()
+    fits = REMEDIES[cell.remedy](partial(problems.load, cell.problem), steps, jax.random.key(1), cell.seeds)
+    seconds = time.perf_counter() - began
+    record: dict[str, Any] = {
+        "problem": cell.problem,
+        "remedy": cell.remedy,
+        "steps": steps,
+        "elbos": None if fits is None else [e if math.isfinite(e) else None for e in fits.elbos.tolist()],
+        "held_out": None,
+        "seconds": round(seconds, 1),
+        "command": f'python benchmarks/luck/run.py {cell.problem} --remedies "{cell.remedy}" --steps {steps} '
+        f"--seeds {cell.seeds}",
+        **provenance(),
+    }
+    if fits is not None and fits.params is not None and problem.held_out:
+        record["held_out"] = held_out(problem, fits.params).tolist()
+    results.mkdir(parents=True, exist_ok=True)
+    (results / cell.file()).write_text(json.dumps(record, indent=1) + "\n")
+    jax.clear_caches()  # or the compiled programs of all cells pile up
+    return record
 
 
-def table(folder: Path) -> str:
-    """The table of the result files in a folder; the best known ELBO of a problem is the best in any of them."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    lines = [
-        "| problem | steps | method | within 2 nats of the best | median gap | worst gap |",
-        "|---|---|---|---|---|---|",
-    ]
-    for problem in PROBLEMS:
-        best = max((max(r["elbos"]) for r in records if r["problem"] == problem), default=0.0)
-        ours = [r for r in records if r["problem"] == problem]
-        for record in sorted(ours, key=lambda r: (r["steps"], list(METHODS).index(r["method"]))):
-            gaps = best - np.array(record["elbos"])
-            cells = [f"{problem} ({best:.1f})".replace("-", "−"), f"{record['steps']:,}", record["method"]]
-            cells += [f"{np.sum(gaps <= 2.0)} of {len(gaps)}", f"{np.median(gaps):.1f}", f"{gaps.max():.1f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def held_out(problem: Problem, params: Any) -> np.ndarray:
+    """Mean log predictive density of the held-out rows of each seed; their ELBO where every row has its own latents."""
+    key, rows, guide = jax.random.key(2), len(problem.held_out[0]), problem.new_guide()
+    SVI(problem.model, guide, adam(problem, 1), problem.loss).init(key, *problem.data)  # an autoguide learns its shapes
+
+    def bound(params: Any) -> jax.Array:
+        def once(key: jax.Array) -> jax.Array:
+            return -jnp.asarray(problem.loss.loss(key, params, problem.model, guide, *problem.held_out))
+
+        return jax.lax.map(once, jax.random.split(key, problem.particles)).mean()
+
+    def density(params: Any) -> jax.Array:
+        draws = guide.sample_posterior(key, params, sample_shape=(DRAWS,))
+        (by_draw,) = log_likelihood(problem.model, draws, *problem.held_out).values()
+        return (logsumexp(by_draw, axis=0) - np.log(DRAWS)).sum()
+
+    each = bound if problem.local else density
+    return np.asarray(jax.jit(lambda params: jax.lax.map(each, params))(params), np.float64) / rows
 
 
-def main() -> None:
-    """Run the methods on a problem, one result file each."""
+def run(cells: Iterable[Cell], results: Path, executor: Executor) -> int:
+    """Run the cells that have no result file yet, on any `concurrent.futures.Executor`; return how many failed."""
+    missing = [cell for cell in cells if not (results / cell.file()).exists()]
+    futures = {executor.submit(measure, cell, results): cell for cell in missing}
+    failed = 0
+    for number, future in enumerate(as_completed(futures), 1):
+        cell = futures[future]
+        if (error := future.exception()) is not None:
+            failed += 1
+            print(f"{number}/{len(missing)} {cell.problem}, {cell.remedy}: {error!r}", flush=True)
+            continue
+        record = future.result()
+        elbos = [-np.inf if e is None else e for e in record["elbos"] or ()]
+        said = f"median {np.median(elbos):.2f}, best {np.max(elbos):.2f}" if elbos else "not for this problem"
+        print(f"{number}/{len(missing)} {cell.problem}, {cell.remedy}: {said}, {record['seconds']:.0f} s", flush=True)
+    return failed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run cells, in processes of their own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("problems", nargs="*", help=", ".join(PROBLEMS))
-    parser.add_argument("--table", action="store_true", help="print the table of the result files that are there")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--steps", type=int, default=12_000)
-    parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--results", type=Path, default=Path("results/luck"))
-    arguments = parser.parse_args()
-    if arguments.table:
-        print(table(arguments.results))
-    for problem in arguments.problems:
-        model = PROBLEMS[problem](Path(__file__).parent / "data")
-        for method in arguments.methods:
-            name = f"{problem}-{method.replace(', ', '-').replace(' ', '-')}-{arguments.steps}.json"
-            if (arguments.results / name).exists():
-                continue
-            began = time.perf_counter()
-            elbos = METHODS[method](model, arguments.steps, arguments.repetitions, jax.random.key(1))
-            record = {
-                "problem": problem,
-                "method": method,
-                "steps": arguments.steps,
-                "elbos": elbos,
-                "seconds": time.perf_counter() - began,
-            }
-            arguments.results.mkdir(parents=True, exist_ok=True)
-            (arguments.results / name).write_text(json.dumps(record, indent=1) + "\n")
-            print(problem, method, f"median {np.median(elbos):.2f} best {np.max(elbos):.2f}", flush=True)
+    parser.add_argument("problems", nargs="*", help=f"all of them, if none is named: {', '.join(problems.names())}")
+    parser.add_argument("--remedies", nargs="+", choices=REMEDIES, default=list(REMEDIES))
+    parser.add_argument("--steps", type=int, help="gradient steps in all, in place of the problem's own")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=1, help="cells at once")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="a folder; what is there is not run again")
+    given = parser.parse_args(arguments)
+    unknown = set(given.problems) - set(problems.names())
+    if unknown:
+        parser.error(f"no problem {', '.join(sorted(unknown))}; there are {', '.join(problems.names())}")
+    cells = [
+        Cell(problem, remedy, given.steps, given.seeds)
+        for problem in given.problems or problems.names()
+        for remedy in given.remedies
+    ]
+    with ProcessPoolExecutor(given.workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+        return run(cells, given.results, executor)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(min(main(), 1))
