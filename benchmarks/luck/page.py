@@ -2,7 +2,8 @@
 
     python benchmarks/luck/page.py
 
-puts the tables into docs/benchmark.md and docs/seeds.md, and draws results/luck/benchmark.png and .svg.
+puts the tables into README.md, docs/benchmark.md and docs/seeds.md, and draws benchmark.png and four.png (and .svg) in
+results/luck.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import re
 import warnings
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import problems
@@ -21,6 +22,7 @@ from scipy.stats import rankdata
 
 OTHER_FAMILY = ("Pathfinder",)  # its covariance is not diagonal, so its ELBO may be above the best of the others
 RESAMPLES = 2_000
+NEAR, FAR = "#0072B2", "#D55E00"  # which colour-blind readers can tell apart
 
 
 class Results(NamedTuple):
@@ -94,13 +96,13 @@ def table(rows: list[list[str]], head: list[str]) -> str:
     return re.sub(r"-(?=[\d∞])", "−", "\n".join(f"| {' | '.join(row)} |" for row in lines))
 
 
-def summary(results: Results) -> str:
-    """A row a remedy: how often it is near the best, its rank, what it costs where there is no luck, its time."""
+def summary(results: Results, shown: list[str] | None = None) -> str:
+    """A row a remedy: how often it is near the best, its rank, and if all are shown, what it costs."""
     found = cells(results)
     real = [name for name in found if not problems.load(name).control]
     ranked = ranks(results, real)
     rows = []
-    for remedy in sorted(ranked, key=lambda name: ranked[name][0]):
+    for remedy in sorted(shown or ranked, key=lambda name: ranked[name][0]):
         there = [found[name][remedy] for name in real if remedy in found[name]]
         seeds = sum(len(results.gaps[cell]) for cell in there)
         near = sum(results.within(cell) for cell in there)
@@ -123,6 +125,8 @@ def summary(results: Results) -> str:
             ]
         )
     head = ["remedy", "seeds near the best", "mean rank (90% interval)", "most lost to one run, median seed", "time"]
+    if shown is not None:
+        return table([row[:3] for row in rows], head[:3])
     return table(rows, head)
 
 
@@ -189,6 +193,24 @@ def by_steps(results: Results, names: list[str], remedies: list[str]) -> str:
     return table(rows, ["problem", "steps", "remedy", "within 2 nats of the best", "median gap", "worst gap"])
 
 
+def stopping(path: Path) -> str:
+    """A row a problem and learning rate: how the rule for convergence did."""
+    rows = []
+    for row in json.loads(path.read_text())["rows"]:
+        cells = [row["problem"], f"{row['rate']:g}", f"{row['stopped']} of {row['should_have_stopped']}"]
+        rows.append([*cells, f"{row['median_step']:,.0f}", str(row["too_early"]), number(row["most_gained"])])
+    head = [
+        "problem",
+        "rate",
+        "stopped, of those that should",
+        "median step",
+        "too early",
+        "most that was missed, nats",
+    ]
+    return table(rows, head)
+
+
+IN_README = ["one run", "best of 4", "KL warm-up", "MAP start", "speed limit", "race, plain"]
 FOUR = ["theoph", "mcycle", "sunspots", "galaxies"]
 RESTARTS_AND_RACES = ["one run", "best of 4", "best of 16", "race, plain", "race, plain and speed limit"]
 
@@ -208,11 +230,8 @@ def picture(results: Results, path: Path) -> None:
                 panel.text(0.5, row, "does not apply", color="grey", fontsize=7, **place)
             if remedy not in there:
                 continue
-            gaps = np.clip(results.gaps[there[remedy]], tolerance / 30, tolerance * 1e4)
-            near = gaps <= tolerance
-            panel.plot(gaps[near], np.full(near.sum(), row), "o", ms=4, alpha=0.5, color="#0072B2")
-            panel.plot(gaps[~near], np.full((~near).sum(), row), "o", ms=4, alpha=0.5, color="#D55E00")
-        panel.axvspan(tolerance / 50, tolerance, color="#0072B2", alpha=0.08, lw=0)
+            dots(panel, row, results.gaps[there[remedy]], tolerance)
+        panel.axvspan(tolerance / 50, tolerance, color=NEAR, alpha=0.08, lw=0)
         control = ", a control" if problems.load(name).control else ""
         panel.set(xscale="log", title=f"{name.replace('_', ' ')}{control}", xlim=(tolerance / 50, None))
         panel.set_yticks(range(len(REMEDIES)), list(REMEDIES))
@@ -226,14 +245,52 @@ def picture(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+def picture_of_four(results: Results, path: Path, steps: int = 48_000) -> None:
+    """Four problems with many steps: a row a remedy, a dot a seed."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(FOUR), figsize=(11, 2.1), sharey=True, layout="constrained")
+    rows = {"one run": "one run", "best of 4": "best of 4 restarts", "race, plain": "proxvi.race"}
+    titles = ("drug in the blood", "crash test", "sunspots", "galaxies")
+    for panel, name, title in zip(panels, FOUR, titles, strict=True):
+        tolerance = results.tolerance(name)
+        panel.axvspan(0.05, tolerance, color=NEAR, alpha=0.08, lw=0)
+        for row, remedy in enumerate(rows):
+            if (cell := (name, steps, remedy)) not in results.gaps:
+                continue
+            dots(panel, row, results.gaps[cell], tolerance)
+            share = f"{results.within(cell)} of {len(results.gaps[cell])}"
+            panel.text(1.0, row - 0.3, share, transform=panel.get_yaxis_transform(), ha="right", fontsize=8)
+        panel.set(xscale="log", title=title, xlim=(0.05, 400), ylim=(len(rows) - 0.5, -0.6))
+        panel.set_yticks(range(len(rows)), list(rows.values()))
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    figure.supxlabel(
+        f"nats below the best known ELBO, {steps:,} gradient steps in all (blue: within 2 nats)", fontsize=10
+    )
+    for suffix in (".png", ".svg"):
+        figure.savefig(path.with_suffix(suffix), dpi=130)
+    plt.close(figure)
+
+
+def dots(panel: Any, row: int, gaps: np.ndarray, tolerance: float) -> None:
+    """The seeds of a cell."""
+    shown = np.clip(gaps, tolerance / 30, tolerance * 1e4)
+    near = gaps <= tolerance
+    panel.plot(shown[near], np.full(near.sum(), row), "o", ms=4, alpha=0.5, color=NEAR)
+    panel.plot(shown[~near], np.full((~near).sum(), row), "o", ms=4, alpha=0.5, color=FAR)
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmark.md", ROOT / "docs" / "seeds.md"]
 
 
 def with_tables(text: str, results: Results) -> str:
     """A page with its tables made again: each stands between two comments, the first of which has its name."""
     tables = {
+        "readme": summary(results, IN_README),
         "summary": summary(results),
         "by problem": by_problem(results),
+        "stopping": stopping(ROOT / "results" / "benchmarks" / "stopping.json"),
         "by steps": by_steps(results, FOUR, RESTARTS_AND_RACES),
     }
     for name, made in tables.items():
@@ -247,9 +304,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     results = read((given := parser.parse_args()).results)
-    for path in (DOCS / "benchmark.md", DOCS / "seeds.md"):
+    for path in PAGES:
         path.write_text(with_tables(path.read_text(), results))
     picture(results, given.results / "benchmark")
+    picture_of_four(results, given.results / "four")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 def test_any_finite_validation_elbo_is_better_than_nan() -> None:
     progress = Progress(np.empty(0))
     for elbo in (float("nan"), -5.0, -4.0, -3.0):
-        progress.validate(elbo, shares=0.0)
+        progress.validate(elbo, held=False)
     assert (progress.best, progress.waited) == (-3.0, 0)
 
 

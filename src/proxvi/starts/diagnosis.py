@@ -14,9 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 
 from proxvi._typing import Params, ParamTree, Tree
-from proxvi._validation import check_integer, common_length
+from proxvi._validation import check_integer, check_number, common_length
 from proxvi.starts._lanes import Lanes
 from proxvi.starts.report import Luck
+from proxvi.training import has_converged, is_time_to_ask
 
 __all__ = ["luck"]
 
@@ -38,6 +39,7 @@ def luck(
     floor: float | None = None,
     particles: int = 100,
     average_last: int = 1,
+    stop_within: float | None = None,
     mesh: Mesh | None = None,
     executor: Executor | None = None,
     progress_bar: bool = True,
@@ -60,6 +62,8 @@ def luck(
         floor: the ELBO of a null model, if any; a start that ends below it has found nothing.
         particles: samples for each final ELBO, the same ones for all starts.
         average_last: of a function: the final ELBO is the mean of this many last entries of its trace.
+        stop_within: of an SVI without a constraint: stop once, in every start, as many steps again would gain less than
+            this many nats, by what the noise of the losses lets one tell. None takes all steps.
         mesh: devices to spread the starts over; None takes all of them.
         executor: whose workers advance the starts, such as Dask's `client.get_executor()`; None for this process.
         progress_bar: whether to show one.
@@ -91,8 +95,16 @@ def luck(
         check_integer("num_steps", num_steps, remedy="1 is one step")
         check_integer("starts", starts, at_least=2, remedy="with one start there is nothing to compare")
         check_integer("particles", particles, at_least=2, remedy="the ELBO is a mean over samples")
+        if stop_within is not None:
+            remedy = "2 nats are a good choice, and None takes all steps"
+            check_number("stop_within", stop_within, above=0.0, remedy=remedy)
+            if getattr(inference, "constraints", ()):
+                raise ValueError(
+                    f"`stop_within` must be None with a constraint, which needs the whole run, got {stop_within}; "
+                    "leave it out."
+                )
         lanes = Lanes(inference, key, data, batch_size, starts, mesh, executor=executor)
-        return _of_lanes(lanes, key, num_steps, starts, particles, progress_bar, settings)
+        return _of_lanes(lanes, key, num_steps, starts, particles, progress_bar, stop_within, settings)
     if not callable(inference):
         raise TypeError(
             f"`inference` must be an SVI or a function of a start, got {inference!r}; write `luck(svi, key, 5_000, x)`."
@@ -106,7 +118,14 @@ def luck(
 
 
 def _of_lanes(
-    lanes: Lanes, key: Array, num_steps: int, starts: int, particles: int, progress_bar: bool, settings: dict[str, Any]
+    lanes: Lanes,
+    key: Array,
+    num_steps: int,
+    starts: int,
+    particles: int,
+    progress_bar: bool,
+    stop_within: float | None,
+    settings: dict[str, Any],
 ) -> Luck:
     start_key, elbo_key, sample_key = (jax.random.fold_in(key, i) for i in range(3))
     states = lanes.start(jax.random.split(start_key, starts), num_steps)
@@ -117,7 +136,10 @@ def _of_lanes(
             states, loss = lanes.advance(states, begin, end - begin)
             windows.append(-loss)
             bar.update(end - begin)
-            bar.set_postfix_str(f"best ELBO {np.nanmax(windows[-1]):.5g}", refresh=False)
+            best = np.max(windows[-1], where=np.isfinite(windows[-1]), initial=-np.inf)
+            bar.set_postfix_str(f"best ELBO {best:.5g}", refresh=False)
+            if stop_within is not None and is_time_to_ask(begin, end) and _all_converged(windows, stop_within):
+                break
     estimates = lanes.elbos(states, elbo_key, particles).astype(np.float64)
     elbos = estimates.mean(0)
     distances = {}
@@ -133,6 +155,12 @@ def _of_lanes(
         distances=distances,
         **settings,
     )
+
+
+def _all_converged(windows: list[np.ndarray], within: float) -> bool:
+    """Whether no start is still on its way; one that is lost is not."""
+    traces = np.stack(windows, axis=1)
+    return all(has_converged(-trace, within) or not np.isfinite(trace[-1]) for trace in traces)
 
 
 def _moments(lanes: Lanes, params: Params, key: Array) -> tuple[Params, Params]:

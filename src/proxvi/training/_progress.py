@@ -13,7 +13,7 @@ import numpy as np
 import tqdm
 
 from proxvi._typing import Json, Metrics
-from proxvi.svi import ACTIVE
+from proxvi.training._convergence import has_converged, is_time_to_ask
 
 FORMATS = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g", "pull": ".2g"}
 
@@ -27,6 +27,7 @@ class Progress:
         step: steps taken.
         best: the best validation ELBO; None before the first.
         waited: reports since then.
+        held_until: the last report at which a constraint was active.
         started: when the run would have started if it had never been interrupted.
     """
 
@@ -34,6 +35,7 @@ class Progress:
     step: int = 0
     best: float | None = None
     waited: int = 0
+    held_until: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -57,26 +59,30 @@ class Progress:
         finite = losses[np.isfinite(losses)]
         return -float(finite.mean(dtype=np.float64)) if finite.size else float("nan")
 
-    def validate(self, elbo: float, shares: float | list[float]) -> None:
+    def validate(self, elbo: float, *, held: bool) -> None:
         """Count a report: is its validation ELBO the best so far?
 
         Args:
             elbo: of the held-out data.
-            shares: of each constraint in the gradient. While a constraint is active, the ELBO may fall, and that is no
-                reason to stop.
+            held: whether a constraint is active. Then the ELBO may fall, and that is no reason to stop.
         """
         better = bool(np.isfinite(elbo)) and (self.best is None or elbo > self.best)
-        self.waited = 0 if better or np.any(np.asarray(shares) > ACTIVE) else self.waited + 1
+        self.waited = 0 if better or held else self.waited + 1
         self.best = elbo if better else self.best
+
+    def has_converged(self, report_before: int, within: float) -> bool:
+        """Whether the run may stop at this report, by its losses since a constraint was active."""
+        before, now = (max(step - self.held_until, 0) for step in (report_before, self.step))
+        return now > 0 and is_time_to_ask(before, now) and has_converged(self.losses_so_far[-now:], within)
 
     def notes(self) -> Json:
         """All but the losses, for the header of a checkpoint."""
-        return {"best": self.best, "waited": self.waited, "seconds": self.seconds}
+        return {"best": self.best, "waited": self.waited, "held_until": self.held_until, "seconds": self.seconds}
 
     def resume(self, step: int, losses: np.ndarray, notes: Json) -> None:
         """Go on from a checkpoint."""
         self.losses[:step] = losses
-        self.step, self.best, self.waited = step, notes["best"], notes["waited"]
+        self.step, self.best, self.waited, self.held_until = step, notes["best"], notes["waited"], notes["held_until"]
         self.started = time.monotonic() - notes["seconds"]
 
 

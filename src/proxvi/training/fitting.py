@@ -17,8 +17,8 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 from proxvi._typing import Metrics, Tree
-from proxvi._validation import check_integer
-from proxvi.svi import raise_if_stopped, warn_if_held
+from proxvi._validation import check_integer, check_number
+from proxvi.svi import ACTIVE, raise_if_stopped, warn_if_held
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import agree
 from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
@@ -39,6 +39,7 @@ def fit(
     checkpointing: Checkpointing | None = None,
     reporting: Reporting = Reporting(),
     validation: Validation | None = None,
+    stop_within: float | None = None,
     mesh: Mesh | None = None,
 ) -> SVIRunResult:
     """Train for `num_steps` steps. Call it again with the same arguments after a crash, and it resumes.
@@ -61,6 +62,8 @@ def fit(
         checkpointing: where and how often to save; None saves nothing.
         reporting: what to report, how often, and where to.
         validation: held-out data, and when to stop early.
+        stop_within: stop at a report once as many steps again would gain less than this many nats, by what the noise of
+            the losses lets one tell. Not while a constraint is active. None takes all steps.
         mesh: devices; each batch is sharded along its first axis. It may span processes (`jax.distributed`).
 
     Returns:
@@ -100,6 +103,8 @@ def fit(
             )
     """
     check_integer("num_steps", num_steps)
+    if stop_within is not None:
+        check_number("stop_within", stop_within, above=0.0, remedy="2 nats are a good choice, and None takes all steps")
     patience = None if validation is None else validation.patience
     pacer = ChunkPacer(reporting.every, num_steps)
     runner = ChunkRunner(svi, key, data, batch_size, pacer, mesh)
@@ -119,7 +124,13 @@ def fit(
             bar.write(message, file=sys.stderr)
         received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
 
-        while progress.step < num_steps and (patience is None or progress.waited < patience):
+        def converged() -> bool:  # a function of the progress alone: a run that has stopped stays so when called again
+            step = progress.step
+            if stop_within is None or not step or not pacer.reports_at(step):
+                return False
+            return progress.has_converged(pacer.report_before(step), stop_within)
+
+        while progress.step < num_steps and not converged() and (patience is None or progress.waited < patience):
             started = time.perf_counter()
             losses = runner.run(progress.step, pacer)
             pacer.record(len(losses), time.perf_counter() - started)
@@ -162,9 +173,12 @@ def _measure(
         "steps_per_second": pacer.steps_per_second,
         "seconds": progress.seconds,
     }
+    # A constraint is active if its share of the gradient, or that of a speed limit in the update, is above 1%.
+    held = bool(np.any(np.asarray(metrics.get("share", metrics.get("pull", 0.0))) > ACTIVE))
+    progress.held_until = progress.step if held else progress.held_until
     if validation is not None:
         metrics["validation_elbo"] = elbo = runner.evaluate(validation.data)
-        progress.validate(elbo, metrics.get("share", metrics.get("shortfall", 0.0)))
+        progress.validate(elbo, held=held)
     if reporting.measure is not None:
         own = reporting.measure(runner.svi.get_params(runner.state))
         metrics |= {name: float(value) for name, value in own.items()}

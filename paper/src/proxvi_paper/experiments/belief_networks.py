@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 import proxvi
 from proxvi._typing import Params
 from proxvi._validation import check_number
+from proxvi.svi import ACTIVE
 from proxvi.training._progress import Progress
 from proxvi_paper import plots
 from proxvi_paper.datasets import BinarizedMNIST
@@ -228,8 +229,8 @@ def _stop(curves: dict[str, list[float]]) -> int:
     """The report after which `fit` would stop; the last one if it would not."""
     progress = Progress(np.empty(0))
     shares = curves.get("share", [0.0] * len(curves["step"]))
-    for i, report in enumerate(zip(curves["validation_elbo"], shares, strict=True)):
-        progress.validate(*report)
+    for i, (elbo, share) in enumerate(zip(curves["validation_elbo"], shares, strict=True)):
+        progress.validate(elbo, held=share > ACTIVE)
         if progress.waited == PATIENCE:
             return i
     return len(shares) - 1
