@@ -197,16 +197,9 @@ def stopping(path: Path) -> str:
     """A row a problem and learning rate: how the rule for convergence did."""
     rows = []
     for row in json.loads(path.read_text())["rows"]:
-        cells = [row["problem"], f"{row['rate']:g}", f"{row['stopped']} of {row['should_have_stopped']}"]
+        cells = [row["problem"], f"{row['rate']:g}", str(row["should_have_stopped"]), str(row["stopped"])]
         rows.append([*cells, f"{row['median_step']:,.0f}", str(row["too_early"]), number(row["most_gained"])])
-    head = [
-        "problem",
-        "rate",
-        "stopped, of those that should",
-        "median step",
-        "too early",
-        "most that was missed, nats",
-    ]
+    head = ["problem", "rate", "should stop", "stopped", "median step", "too early", "missed at most, nats"]
     return table(rows, head)
 
 
