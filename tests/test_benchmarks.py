@@ -199,7 +199,7 @@ def test_a_problem_and_a_remedy_are_ten_lines_each(monkeypatch: pytest.MonkeyPat
     exact = float(dist.Normal(0, 2**0.5).log_prob(2.0))  # the approximation can be exact here
     assert results.best["one_number"] == pytest.approx(exact, abs=0.02)
     assert all(results.within(cell) == 2 for cell in results.gaps)
-    assert "one number (−2.3) | 800 | 2, 0.0" in page.by_problem(results)
+    assert "one number (−2.3), not all run | 800 | 2, 0.0" in page.by_problem(results)
     page.picture(results, tmp_path / "picture")
     assert (tmp_path / "picture.svg").stat().st_size > 10_000
 

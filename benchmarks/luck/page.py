@@ -85,6 +85,12 @@ def cells(results: Results) -> dict[str, dict[str, tuple[str, int, str]]]:
     return found
 
 
+def complete(results: Results, name: str) -> bool:
+    """Whether all remedies were tried on a problem."""
+    steps = problems.load(name).steps
+    return all((name, steps, r) in results.gaps or (name, steps, r) in results.inapplicable for r in REMEDIES)
+
+
 def number(x: float) -> str:
     """As short as it can be."""
     return "∞" if not np.isfinite(x) else f"{x:.1f}" if x < 100 else f"{x:,.0f}"
@@ -99,7 +105,8 @@ def table(rows: list[list[str]], head: list[str]) -> str:
 def summary(results: Results, shown: list[str] | None = None) -> str:
     """A row a remedy: how often it is near the best, its rank, and if all are shown, what it costs."""
     found = cells(results)
-    real = [name for name in found if not problems.load(name).control]
+    # A problem counts once all remedies were tried on it; a control does not.
+    real = [name for name in found if complete(results, name) and not problems.load(name).control]
     ranked = ranks(results, real)
     rows = []
     for remedy in sorted(shown or ranked, key=lambda name: ranked[name][0]):
@@ -110,7 +117,7 @@ def summary(results: Results, shown: list[str] | None = None) -> str:
         cost = {
             name: np.median(results.gaps[found[name][remedy]]) - np.median(results.gaps[found[name]["one run"]])
             for name in found
-            if remedy in found[name] and "one run" in found[name]
+            if remedy in found[name] and complete(results, name)
         }
         worst = max(cost, key=lambda name: cost[name])
         times = [results.seconds[cell] / results.seconds[found[cell[0]]["one run"]] for cell in there]
@@ -167,7 +174,8 @@ def by_problem(results: Results) -> str:
     rows = []
     for name, there in found.items():
         steps = problems.load(name).steps
-        row = [f"{name.replace('_', ' ')} ({results.best[name]:,.1f})", f"{steps:,}"]
+        mark = "" if complete(results, name) else ", not all run"
+        row = [f"{name.replace('_', ' ')} ({results.best[name]:,.1f}){mark}", f"{steps:,}"]
         for remedy in REMEDIES:
             if remedy not in there:
                 row.append("")

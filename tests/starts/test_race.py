@@ -137,6 +137,22 @@ def test_a_second_race_with_the_same_svi_is_not_compiled_again_and_is_the_same_a
     assert [program._cache_size() for program in compiled] == [1, 1, 1]
 
 
+def test_a_model_that_uses_a_global_variable_sees_its_new_value() -> None:
+    where = {"y": 1.0}
+
+    def model() -> None:
+        numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal(0, 10)), 0.1), obs=where["y"])
+
+    used = SVI(model, AutoNormal(model), optax.adam(0.05), Trace_ELBO())
+
+    def answer() -> float:
+        return float(proxvi.race(used, KEY, 4_000, starts=4, progress_bar=False).params["z_auto_loc"])
+
+    assert answer() == pytest.approx(1.0, abs=0.1)
+    where["y"] = 5.0
+    assert answer() == pytest.approx(5.0, abs=0.1)
+
+
 def test_compiled_programs_are_forgotten_with_their_svi() -> None:
     used = svi()
     proxvi.race(used, KEY, 200, Y, starts=4, progress_bar=False)

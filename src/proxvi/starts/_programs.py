@@ -1,11 +1,13 @@
 """The compiled programs of lanes."""
 
 import copy
+import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from numpyro.infer import SVI
@@ -34,11 +36,8 @@ def programs_of(
     shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), first)
     key = (constraints, mesh, at_once, blocks, source.rows, source.batch_size, str(shapes))
     of_svi = _known.setdefault(svi, {})
-    if key not in of_svi:
+    if key not in of_svi or not of_svi[key].is_current(first):
         of_svi[key] = Programs(svi, constraints, mesh, at_once, blocks, source)
-        # The steps use the guide itself, which is then ready for the results. Within `jit`, where each lane is
-        # initialised, a guide would be left with traced values: there it is a copy.
-        of_svi[key].svi.init(source.key, *first)
     return of_svi[key]
 
 
@@ -68,6 +67,11 @@ class Programs:
         self._source = copy.copy(source)
         self._source.arrays = ()
         self.svi = self._with_guide(svi.guide)
+        # The steps use the guide itself, which is then ready for the results. Within `jit`, where each lane is
+        # initialised, a guide would be left with traced values: there it is a copy.
+        state = self.svi.init(source.key, *source.first())
+        self._state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        self._traced = self._trace(source.first())
         split, whole = PartitionSpec("lanes"), PartitionSpec()
         self.advance = jax.jit(
             jax.shard_map(
@@ -82,6 +86,15 @@ class Programs:
         self.elbos = jax.jit(self._elbos)
         self.params = jax.jit(jax.vmap(self.svi.get_params))
         self.renew = jax.jit(jax.vmap(lambda state: self.svi.optim.init(self.svi.optim.get_params(state))))
+
+    def is_current(self, batch: Batch) -> bool:
+        """Whether a step is still what it was: a model may use global variables, and these may have changed."""
+        (before, constants), (now, others) = self._traced, self._trace(batch)
+        return before == now and len(constants) == len(others) and all(map(_same, constants, others))
+
+    def _trace(self, batch: Batch) -> tuple[str, list[Any]]:
+        program = jax.make_jaxpr(self.svi.update)(self._state, *batch)
+        return re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)), list(program.consts)
 
     def _with_guide(self, guide: Guide) -> ProximitySVI:
         model, optim, loss, constraints, static = self._parts
@@ -135,6 +148,10 @@ class Programs:
             return jax.lax.map(lambda key: -self.svi.evaluate(state._replace(rng_key=key), *data), keys)
 
         return jax.lax.map(lane, states)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or bool(np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True))
 
 
 def renewed(guide: Guide) -> Guide:
