@@ -69,9 +69,10 @@ class Programs:
         self.svi = self._with_guide(svi.guide)
         # The steps use the guide itself, which is then ready for the results. Within `jit`, where each lane is
         # initialised, a guide would be left with traced values: there it is a copy.
-        state = self.svi.tell_length(self.svi.init(source.key, *source.first()), 1)  # each run tells its own
+        first = source.first()
+        state = self.svi.tell_length(self.svi.init(source.key, *first), 1)  # each run tells its own
         self._state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        self._traced = self._trace(source.first())
+        self._traced = self._trace(first)
         split, whole = PartitionSpec("lanes"), PartitionSpec()
         self.advance = jax.jit(
             jax.shard_map(

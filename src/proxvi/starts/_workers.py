@@ -40,8 +40,8 @@ class Workers:
 
     def advance(self, states: Tree, *stage: Any) -> tuple[Tree, Float[np.ndarray, " lanes"]]:
         """Take the steps of a stage in every lane; the same bits as without workers."""
+        count = jax.tree.leaves(states)[0].shape[0]
         states = to_host(states)
-        count = len(jax.tree.leaves(states, is_leaf=_is_keys)[0])
         parts = np.array_split(np.arange(count), min(PARTS, count))
         futures = [
             self._executor.submit(_advance, self._name, self._build, self._recipe, _rows(states, part), stage)
