@@ -130,6 +130,7 @@ def test_without_the_limit_the_same_run_falls_at_once(problem: str) -> None:
     assert np.all(np.asarray(end_held) > np.asarray(lowest) - 0.1 * reach)
 
 
+@pytest.mark.skipif(jax.__version__.split(".") < ["0", "11", "1"], reason="XLA rounds across the barrier of `descend`")
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_while_the_limit_is_kept_every_bit_is_the_optimisers(name: str) -> None:
     params = {"logits": jnp.array([3.0, -2.0, 1.0])}

@@ -4,6 +4,7 @@ import base64
 import copy
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import numpy as np
 from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
-from proxvi._validation import common_length
+from proxvi._validation import check_integer, common_length
 from proxvi.training._devices import Placement, gather, local
 from proxvi.training._run_fingerprint import digest, signature
+from proxvi.training.checkpoints import ConfigurationError
 
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
 
@@ -33,14 +35,30 @@ def make_source(
                 f"`batch_size` must be None where `data` is an iterable, got {batch_size}; the iterable makes its "
                 "own batches."
             )
-        return Stream(data[0], longest, placement.shard_stack)
+        source = Stream(data[0], longest, placement.shard_stack)
+        _check_divides("data", source.first(), placement.num_parts, jax.process_count())
+        return source
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, remedy="None uses all rows at every step")
+    empty = [signature(x) for x in jax.tree.leaves(data) if not np.size(x)]
+    if empty:
+        raise ValueError(f"`data` must have at least one row, got {empty[0]}; look at how it was selected.")
+    if batch_size is None:
+        _check_divides("data", data, placement.num_parts)
     source = Arrays(placement.replicate(data), batch_size, key, longest, placement.shard)
-    if (size := batch_size or 0) % placement.num_parts:
-        raise ValueError(
-            f"`batch_size` must be a multiple of the {placement.num_parts} devices along the first axis of `mesh`, "
-            f"got {size}; change one of them."
-        )
+    if batch_size is not None:
+        _check_divides("batch_size", np.empty(batch_size), placement.num_parts)
     return source
+
+
+def _check_divides(name: str, batch: Tree, parts: int, processes: int = 1) -> None:
+    """Refuse a batch whose rows cannot be dealt evenly to the devices; a scalar goes to all of them."""
+    for rows in (np.shape(x)[0] * processes for x in jax.tree.leaves(batch) if np.ndim(x)):
+        if rows % parts:
+            raise ValueError(
+                f"`{name}` must be a multiple of the {parts} devices along the first axis of `mesh`, got {rows} rows; "
+                "change one of them."
+            )
 
 
 class Arrays:
@@ -122,7 +140,7 @@ class Arrays:
     def state(self, step: int) -> None:
         """None: a batch depends on its step only."""
 
-    def seek(self, step: int, state: None) -> None:
+    def seek(self, step: int, state: object, *, same_data: bool) -> None:
         """Go to `step`; nothing to do."""
 
     def fetch_ahead(self, step: int, limit: int) -> None:
@@ -141,7 +159,7 @@ class Stream:
     and the batches that were used before are dropped. An iterable that ends is started again.
 
     Args:
-        batches: an iterable of batches; a tuple is several arguments of the model.
+        batches: an iterable of batches; a tuple or list (as of a PyTorch loader) is several arguments of the model.
         longest: the most steps of one feed.
         shard: a function that shards a stack of batches over devices.
     """
@@ -151,7 +169,9 @@ class Stream:
     ) -> None:
         self._batches, self._shard = batches, shard
         self._iterator, self._epoch = iter(batches), 0
-        self._states = {0: self._position()}
+        # For a checkpoint: by the step after a feed, the position of the iterator then, and a witness of its contents:
+        # the step and the digest of the first batch of the feed, and the position before it.
+        self._states: dict[int, Json] = {0: {"position": self._position(), "witness": None}}
         self._first = first = self._next()
         size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(first))
         self.longest = max(1, min(longest, STREAM_BYTES // max(size, 1)))
@@ -177,7 +197,7 @@ class Stream:
                 f"`data` ended after {self._epoch} epoch and cannot be started again; pass an iterable that can, not "
                 "a generator, or one that is long enough."
             )
-        batch = batch if isinstance(batch, tuple) else (batch,)
+        batch = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
         if not any(np.ndim(x) for x in jax.tree.leaves(batch)):
             raise ValueError(
                 f"`data` must be arrays or an iterable of batches, got batches of {batch!r}; pass an array."
@@ -201,9 +221,11 @@ class Stream:
         if limit < 1 or (self._feed is not None and self._feed[0] == step):
             return
         length = min(limit, self.longest)
+        before = None if self._pending else self._position()
         batches = self._pending + [self._next() for _ in range(length - len(self._pending))]
         self._pending = []
-        self._states[step + length] = self._position()
+        witness = {"step": step, "digest": digest(batches[0]), "position": before}
+        self._states[step + length] = {"position": self._position(), "witness": witness}
         self._states = dict(itertools.islice(self._states.items(), max(0, len(self._states) - 3), None))
         batches += [batches[-1]] * (self.longest - length)  # one shape, so one compilation
         try:
@@ -220,24 +242,47 @@ class Stream:
         del step
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), feed)
 
-    def state(self, step: int) -> list[Json | str | None]:
-        """The state of the iterator of each process before the batch of `step`."""
+    def state(self, step: int) -> list[Json]:
+        """For each process, the position of its iterator before the batch of `step`, and a witness of its contents."""
         return gather(self._states[step])
 
-    def seek(self, step: int, states: list[Json | None]) -> None:
-        """Go from the start to `step`: by the iterator's own state, or by counting."""
-        state = states[jax.process_index()]
-        if state is None:
-            for _ in range(step):
-                if self._pending:
-                    self._pending.pop()
-                else:
-                    self._next()
+    def seek(self, step: int, states: object, *, same_data: bool) -> None:
+        """Go from the start to `step`: by the iterator's own state, or by counting.
+
+        Args:
+            step: to go to.
+            states: what `state` returned.
+            same_data: whether the witness is checked.
+
+        Raises:
+            ConfigurationError: if the batch of the witness is another one now.
+        """
+        state: Json = {"position": None, "witness": None}
+        if isinstance(states, list) and len(states) == jax.process_count():  # otherwise the data are others
+            state = states[jax.process_index()]
+        witness: Any = state["witness"]
+        found: str | None = None
+        if state["position"] is None or not hasattr(self._iterator, "set_state"):
+            for i in range(step):
+                batch = self._pending.pop() if self._pending else self._next()
+                if witness is not None and i == witness["step"]:
+                    found = digest(batch)
         else:
-            self._pending, self._epoch = [], state["epoch"]
-            saved = base64.b64decode(state["base64"]) if "base64" in state else state["state"]
-            self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
+            if witness is not None and witness["position"] is not None:
+                self._go_to(witness["position"])
+                found = digest(self._next())
+            self._go_to(state["position"])
+        if same_data and witness is not None and found not in (None, witness["digest"]):
+            raise ConfigurationError(
+                f"`data` must yield the batches that it yielded before the checkpoint of step {step}, got another one "
+                f"at step {witness['step']}; use another folder, or the data of the checkpoint."
+            )
         self._feed, self._states = None, {step: state}
+
+    def _go_to(self, position: Json) -> None:
+        self._pending, self._epoch = [], position["epoch"]
+        saved = base64.b64decode(position["base64"]) if "base64" in position else position["state"]
+        self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
 
     def describe(self) -> Json:
         """What a checkpoint must agree with."""

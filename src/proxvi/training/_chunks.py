@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from proxvi.training._batches import make_source
 from proxvi.training._devices import Placement, from_process_zero
 from proxvi.training._run_fingerprint import describe
 
+PARAMETERS = "['state'].optim_state[1][0]"  # where an Optax optimiser has them
 Update = Callable[..., tuple[ProximitySVIState, Array]]
 Chunk = tuple[ProximitySVIState, Array, Array]  # the state after it, its losses, and whether all stayed finite
 
@@ -25,26 +27,30 @@ Chunk = tuple[ProximitySVIState, Array, Array]  # the state after it, its losses
 class ChunkPacer:
     """Chunks of about a second, which end where a report is due.
 
-    Several processes must take the same number of steps, so there every chunk goes up to the next report.
+    Several processes must take the same number of steps. If they do not agree on a pace, every chunk goes up to the
+    next report.
+
+    Attributes:
+        pace: the steps of a chunk.
     """
 
-    def __init__(self, report_every: int, num_steps: int) -> None:
+    def __init__(self, report_every: int, num_steps: int, *, adapts: bool = True) -> None:
         self._report_every, self.num_steps = report_every, num_steps
         self.longest = min(report_every, num_steps)
-        self._adapts, self._chunks = jax.process_count() == 1, 0
-        self._pace = min(10, self.longest) if self._adapts else self.longest
+        self._adapts, self._chunks = adapts, 0
+        self.pace = 1 if adapts else self.longest  # a step may take seconds
         self.steps_per_second = 0.0
 
     def limit(self, step: int) -> int:
         """The most steps that the chunk after `step` may take."""
-        return min(self._report_every - step % self._report_every, self.num_steps - step, self._pace)
+        return min(self._report_every - step % self._report_every, self.num_steps - step, self.pace)
 
     def record(self, length: int, seconds: float) -> None:
         """Adapt to the time that a chunk took."""
         self._chunks += 1
         self.steps_per_second = length / seconds
         if self._adapts and self._chunks > 1:  # the first one compiles
-            self._pace = max(1, min(self.longest, int(self.steps_per_second)))
+            self.pace = max(1, min(self.longest, int(self.steps_per_second)))
 
     def reports_at(self, step: int) -> bool:
         """Whether a report is due after `step` steps."""
@@ -154,10 +160,21 @@ class ChunkRunner:
                 break
         return state, losses
 
-    def resume(self, step: int, state: ProximitySVIState, source_state: Tree) -> None:
-        """Go on from a checkpoint."""
+    def resume(self, step: int, state: ProximitySVIState, source_state: Tree, *, same_data: bool) -> None:
+        """Go on from a checkpoint; with `same_data` it is checked that a stream yields what it did before."""
         self.state = self._placement.replicate(state)
-        self.source.seek(step, source_state)
+        self.source.seek(step, source_state, same_data=same_data)
+
+    def part_of_state(self, leaf: str) -> str | None:
+        """The part to which a leaf of `{"state": self.state}` belongs; None if it must not start afresh."""
+        if leaf.startswith("['state'].constraints"):
+            return "constraints"
+        optim_state: Any = self.state.optim_state
+        # An Optax optimiser keeps the parameters by themselves. One of NumPyro's has them between its moments.
+        separate = isinstance(optim_state[1], tuple) and optim_state[1][0] is self.svi.optim.get_params(optim_state)
+        if separate and leaf.startswith("['state'].optim_state") and not leaf.startswith(PARAMETERS):
+            return "optimiser"
+        return None
 
     def evaluate(self, data: Batch) -> float:
         """The true ELBO of held-out data, with the same random numbers every time."""

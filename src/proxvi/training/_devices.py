@@ -1,6 +1,7 @@
 """Several devices and several processes."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proxvi._typing import Batch, Json, Tree
+from proxvi._typing import Batch, Tree
 
 
 class Placement:
@@ -43,27 +44,30 @@ class Placement:
         if self._mesh is None:
             return batch
         rows = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), batch)
+        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if jnp.ndim(x) else x, batch)
 
     def shard_stack(self, stack: Tree) -> Tree:
         """Shard a stack of batches, of which each process has its own part."""
         if self._mesh is None:
             return jax.tree.map(jnp.asarray, stack)
         rows = NamedSharding(self._mesh, PartitionSpec(None, self._mesh.axis_names[0]))
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), stack)
+        everywhere = NamedSharding(self._mesh, PartitionSpec())  # for what is a scalar in each batch
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(rows if np.ndim(x) > 1 else everywhere, x), stack
+        )
 
 
-def agree(stop: bool, save: bool) -> tuple[bool, bool]:
-    """Whether to stop, if any process wants to, and whether to save, which process 0 decides by its clock."""
+def agree(stop: bool, save: bool, pace: int) -> tuple[bool, bool, int]:
+    """Whether to stop, if any process wants to; whether to save, and the steps of a chunk, which process 0 decides."""
     # JAX's own `reached_preemption_sync_point` does not serve: Orbax asks it too, with another count, at every save.
     if jax.process_count() == 1:
-        return stop, save
-    everyone = multihost_utils.process_allgather(np.asarray([stop, save]))
-    return bool(everyone[:, 0].any()), bool(everyone[0, 1])
+        return stop, save, pace
+    everyone = multihost_utils.process_allgather(np.asarray([stop, save, pace], np.int32))
+    return bool(everyone[:, 0].any()), bool(everyone[0, 1]), int(everyone[0, 2])
 
 
-def gather(value: Json | str | None) -> list[Json | str | None]:
-    """The list of the values of all processes."""
+def gather(value: Any) -> list[Any]:
+    """The list of the values of all processes; each is JSON."""
     if jax.process_count() == 1:
         return [value]
     own = np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -17,7 +17,7 @@ LONGEST_WAIT = 60  # seconds for another run to leave the folder
 
 
 class OrbaxStore(CheckpointStore):
-    """A folder that Orbax writes to, in the background. A checkpoint is complete or does not exist.
+    """A folder that Orbax writes to. A checkpoint is complete or does not exist.
 
     Args:
         folder: created if it does not exist.
@@ -32,7 +32,6 @@ class OrbaxStore(CheckpointStore):
         training: Any = v1.training
         self._folder = Path(folder).absolute()
         self.location = str(self._folder)
-        self._response: Any = None  # of a save that was begun
         self._resources = ExitStack()
         try:
             if jax.process_index() == 0:
@@ -56,17 +55,7 @@ class OrbaxStore(CheckpointStore):
         return [checkpoint.step for checkpoint in self._orbax.checkpoints]
 
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
-        self._response = self._orbax.save_async(step, leaves, custom_metadata=header)
-        if self._response is not None and jax.process_count() > 1:
-            self.wait()  # Orbax's barriers would meet those of the training steps
-        return self._response is not None
-
-    def is_saving(self) -> bool:
-        return self._orbax.is_saving_in_progress()
-
-    def wait(self) -> None:
-        if self._response is not None:
-            self._response.result()
+        return self._orbax.save(step, leaves, custom_metadata=header)
 
     def header(self, step: int) -> object:
         return self._orbax.metadata(step).custom_metadata
@@ -99,7 +88,9 @@ def lock_folder(folder: Path) -> TextIO:
     Orbax removes unfinished checkpoints when it opens a folder, so two runs must not share one. A run that received
     SIGTERM may still be saving when it is started again, so the new one waits.
     """
-    file = (folder / ".lock").open("w")
+    # A link in its place is not followed, and nothing is cut off: the file may be somebody else's.
+    path, flags = folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    file = os.fdopen(os.open(path, flags, 0o666), "r+")
     try:
         import fcntl
     except ImportError:  # on Windows

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import tqdm
+import tqdm.auto
 
 from proxvi._typing import Json, Metrics
 from proxvi.training._convergence import has_converged, is_time_to_ask
@@ -98,26 +99,45 @@ class MetricsLog:
         self, path: str | os.PathLike[str] | None, callback: Callable[[int, Metrics], object] | None = None
     ) -> None:
         writes = jax.process_index() == 0
-        self._path = Path(path) if path is not None and writes else None
+        self._path = Path(path).resolve() if path is not None and writes else None  # a link stays one
         self._callback = callback if writes else None
 
     def start(self, step: int) -> None:
-        """Remove the lines after `step`, whose steps will be taken again."""
+        """Remove the lines after `step`, whose steps will be taken again, and those that a crash has garbled.
+
+        Raises:
+            ValueError: if the file is there and is not one of ours. Nothing is changed.
+        """
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = []
-        for line in self._path.read_text().splitlines() if self._path.exists() else []:
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except json.JSONDecodeError:
-                pass  # cut off by a crash
+        kept = [line + "\n" for number, line in self._lines() if number <= step]
         if step:
             kept.append(json.dumps({"step": step, "resumed": True}) + "\n")
-        fresh = self._path.with_name(self._path.name + ".new")
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         fresh.write_text("".join(kept))
         fresh.replace(self._path)
+
+    def _lines(self) -> list[tuple[int, str]]:
+        """The lines of the file, each with its step."""
+        if self._path is None or not self._path.exists():
+            return []
+        if not self._path.is_file():
+            raise ValueError(
+                f"`metrics_file` must be a regular file, got {str(self._path)!r}, which is something else; choose "
+                "another name."
+            )
+        found = []
+        for number, line in enumerate(self._path.read_bytes().splitlines()):
+            try:
+                found.append((int(json.loads(line)["step"]), line.decode()))
+            except (ValueError, TypeError, KeyError) as error:  # garbled by a crash, unless it is the first
+                if number == 0:
+                    raise ValueError(
+                        f"`metrics_file` must be a new file or one that `fit` wrote, got {str(self._path)!r}, whose "
+                        f"first line is {line[:40]!r}; choose another name, or move the file away."
+                    ) from error
+        return found
 
     def report(self, step: int, metrics: Metrics) -> None:
         """Write the metrics, and hand them to the callback."""
@@ -145,9 +165,10 @@ def _plain(value: object) -> object:
 
 
 def progress_bar(wanted: bool | None, num_steps: int, step: int) -> tqdm.tqdm:
-    """A progress bar, at `step`. None shows it on a terminal; only process 0 shows it."""
-    shown = (sys.stderr.isatty() if wanted is None else wanted) and jax.process_index() == 0
-    return tqdm.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
+    """A progress bar, at `step`. None shows it on a terminal and in a notebook; only process 0 shows it."""
+    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    shown = (watched if wanted is None else wanted) and jax.process_index() == 0
+    return tqdm.auto.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
 
 
 def postfix(metrics: Metrics) -> str:

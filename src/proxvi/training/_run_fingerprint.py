@@ -2,9 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import fields
-from types import CodeType
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,29 +11,23 @@ from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
 from proxvi.svi import ProximitySVI, ProximitySVIState
-from proxvi.training._devices import local
+from proxvi.training._devices import is_key, local
+
+SUMS = ("add", "add_any")
+NOT_COMPUTED = ("name", "debug_info")  # parameters of an equation that say how the source calls it
+MODULUS = 2**256
 
 
 def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Batch) -> Json:
-    """Key, constraints, estimator, version of JAX, and the program of a step."""
-    constraints = [
-        {f.name: _setting(getattr(c, f.name)) for f in fields(c) if f.name not in ("magnitude", "reference")}
-        for c in svi.constraints
-    ]
+    """Key, estimator, version of JAX, and the program of a step, in which everything else is."""
     program = jax.make_jaxpr(svi.update)(jax.tree.map(local, state), *batch)
     return {
         "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "constraints": constraints,
+        "constraints": [type(constraint).__name__ for constraint in svi.constraints],
         "loss": type(svi.loss).__name__,
         "jax": jax.__version__,
-        # Learning rate, schedules and architecture are in the program. Its equations are sorted, because an ELBO may
-        # add up its sites in another order in each process.
-        "program": hashlib.sha256("\n".join(sorted(equations(program))).encode()).hexdigest(),
+        "program": program_digest(program),
     }
-
-
-def _setting(value: object) -> object:
-    return name_and_code(value) if callable(value) else value
 
 
 def signature(tree: Tree) -> str:
@@ -48,42 +41,66 @@ def digest(tree: Tree) -> str:
     """SHA-256 of the contents."""
     total = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
-        total.update(np.ascontiguousarray(leaf).tobytes())
+        total.update(content(leaf))
     return total.hexdigest()
 
 
-def equations(program: Tree) -> Iterator[str]:
-    """The equations of a program, without the names of its variables, and its constants."""
-    for constant in getattr(program, "consts", ()):
-        yield f"{signature(constant)} {digest(constant)}"
-    for equation in getattr(program, "jaxpr", program).eqns:
-        constants = [str(x.val) for x in equation.invars if hasattr(x, "val")]
-        settings = []
-        for name, value in equation.params.items():
-            inner = [x for x in jax.tree.leaves(value, is_leaf=_is_program) if _is_program(x)]
-            for each in inner:
-                yield from equations(each)
-            if not inner and not callable(value):
-                settings.append(f"{name}={value}")
-        results = [str(x.aval) for x in equation.outvars]
-        yield re.sub(r"0x[0-9a-f]+", "", f"{equation.primitive} {constants} {results} {settings}")
+def content(leaf: Tree) -> memoryview:
+    """The bytes of an array, copied only if they are not in memory in one piece; of random keys their bits."""
+    array = np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return array.reshape(-1).view(np.uint8).data
 
 
-def _is_program(x: object) -> bool:
-    return hasattr(x, "eqns")
+def program_digest(program: Tree) -> str:
+    """SHA-256 of what a program computes, the same in every process.
+
+    The digest of a value is that of its equation (operation, settings, digests of its inputs), down to the inputs of
+    the program, which are numbered, and its constants, by content. So the digest follows the flow of data, and names
+    and unused equations have no part in it. The digest of a sum is the sum of the digests of its terms, because an
+    ELBO may add up its sites in another order in each process.
+    """
+    return f"{_digest_of(_outputs(program)):064x}"
 
 
-def name_and_code(function: Callable[..., object]) -> str:
-    """The name of a function and a digest of its code: `lambda q: entropy(q["a"])` is not that of `q["b"]`."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    if not hasattr(function, "__code__"):
-        return name
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    closed_over = [repr(x) for x in cells if isinstance(x, str | int | float | bool)]
-    return f"{name} {hashlib.sha256(' '.join([*_code(function.__code__), *closed_over]).encode()).hexdigest()[:8]}"
+def _outputs(program: Tree) -> list[int]:
+    """The digests of the results of a jaxpr."""
+    jaxpr: Any = getattr(program, "jaxpr", program)  # a closed one has its constants beside it
+    constants = [_digest_of(signature(x), digest(x)) for x in getattr(program, "consts", ())]
+    inputs = [_digest_of("input", i, str(x.aval)) for i, x in enumerate(jaxpr.invars)]
+    known: dict[Any, int] = dict(zip([*jaxpr.constvars, *jaxpr.invars], constants + inputs, strict=True))
+
+    def of(value: Any) -> int:
+        if hasattr(value, "val"):  # a literal
+            return _digest_of(str(value.aval), digest(value.val))
+        return known[value]
+
+    for equation in jaxpr.eqns:
+        terms = [of(x) for x in equation.invars]
+        if equation.primitive.name in SUMS:
+            known[equation.outvars[0]] = sum(terms) % MODULUS
+            continue
+        settings = {name: value for name, value in equation.params.items() if name not in NOT_COMPUTED}
+        made = _digest_of(equation.primitive.name, _plain(settings), terms)
+        known |= {x: _digest_of(made, i, str(x.aval)) for i, x in enumerate(equation.outvars)}
+    return [of(x) for x in jaxpr.outvars]
 
 
-def _code(code: CodeType) -> Iterator[str]:
-    yield f"{code.co_code.hex()} {code.co_names}"
-    for constant in code.co_consts:
-        yield from _code(constant) if isinstance(constant, CodeType) else (repr(constant),)
+def _plain(value: object) -> object:
+    """A setting of an equation as text that is the same in every process."""
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return _outputs(value)
+    if isinstance(value, Mapping):
+        return sorted((str(name), _plain(x)) for name, x in value.items())
+    if isinstance(value, set | frozenset):
+        return sorted(str(_plain(x)) for x in value)
+    if isinstance(value, tuple | list):
+        return [_plain(x) for x in value]
+    if isinstance(value, np.ndarray | jax.Array):
+        return signature(value), digest(value)
+    if (callable(value) and not isinstance(value, type)) or hasattr(value, "call_wrapped"):
+        return "function"  # makes derivatives that the program already has
+    return re.sub(r"0x[0-9a-f]+", "", str(value))
+
+
+def _digest_of(*parts: object) -> int:
+    return int(hashlib.sha256(repr(parts).encode()).hexdigest(), 16)

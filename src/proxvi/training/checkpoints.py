@@ -5,17 +5,21 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from proxvi._typing import Json, Leaves, Tree
-from proxvi.training._devices import is_key, local
-from proxvi.training._run_fingerprint import signature
+from proxvi.training._devices import gather, is_key, local
+from proxvi.training._run_fingerprint import content, signature
 
 __all__ = ["ConfigurationError"]
+
+EXPLAINED = {"program": " (the program of a step: model, guide, estimator, optimiser, constraint or a setting of them)"}
 
 
 class ConfigurationError(ValueError):
@@ -42,15 +46,7 @@ class CheckpointStore(Protocol):
         ...
 
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
-        """Begin to save; False if the store has a checkpoint of a later step."""
-        ...
-
-    def is_saving(self) -> bool:
-        """Whether a save is not complete yet."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the latest save is complete; raises its error, if any."""
+        """Save, in whatever thread this is called; False if the store has a checkpoint of a later step."""
         ...
 
     def header(self, step: int) -> object:
@@ -70,20 +66,30 @@ class CheckpointStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop background work, and let others use the store."""
+        """Let others use the store."""
         ...
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held: the step, the tree, and the notes beside it."""
+    """What a checkpoint held.
+
+    Attributes:
+        step: of the checkpoint.
+        tree: of the same structure as that which was asked for.
+        notes: beside the tree.
+        changed: the settings that differ from those of this run.
+        fresh: the parts of the tree that did not fit, and are those of `like`.
+    """
 
     step: int
     tree: Tree
     notes: Json
+    changed: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
 
 
 class Checkpoints:
-    """The checkpoints of one run, verified when they are loaded.
+    """The checkpoints of one run, written in the background, and verified when they are loaded.
 
     Each has two SHA-256 digests: of its leaves (name, dtype, shape, bytes), and of its header, which holds the
     configuration of the run and the first digest. If a checkpoint cannot be read, or does not match its digests, the
@@ -94,12 +100,16 @@ class Checkpoints:
         store: where they are kept.
         configuration: what a checkpoint must agree with to belong to this run; JSON.
         every: seconds between two of them.
+        accept_changes: whether to go on from a checkpoint with another configuration.
     """
 
-    def __init__(self, store: CheckpointStore, configuration: Json, every: float = 300.0) -> None:
-        self._store, self._every = store, every
+    def __init__(
+        self, store: CheckpointStore, configuration: Json, every: float = 300.0, *, accept_changes: bool = False
+    ) -> None:
+        self._store, self._every, self._accept_changes = store, every, accept_changes
         self._configuration = json.loads(json.dumps(configuration))
-        self._pending: int | None = None  # the step of a save that was begun
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[int, Future[None]] | None = None  # a save that was begun, and its step
         self._failed = False
         self._last_save = time.monotonic()
 
@@ -108,27 +118,34 @@ class Checkpoints:
         """Where they are kept."""
         return self._store.location
 
-    def restore(self, like: Callable[[int], Tree]) -> Restored | None:
-        """The newest checkpoint that is intact, in the structure of `like(step)`; None if there is none."""
+    def restore(
+        self, like: Callable[[int], Tree], part: Callable[[str], str | None] = lambda _: None
+    ) -> Restored | None:
+        """The newest checkpoint that is intact, in the structure of `like(step)`; None if there is none.
+
+        Args:
+            like: of a step.
+            part: of a leaf's name, the part of the tree to which it belongs. If changes are accepted, a part that does
+                not fit keeps the values of `like`. None: it must fit.
+        """
         failures: dict[int, str] = {}
-        for step in sorted(self._store.steps(), reverse=True):
-            try:
-                restored = self._read(step, like(step))
-            except (ConfigurationError, MemoryError, PermissionError):  # the checkpoint is not the cause
-                raise
-            except Exception as error:  # a damaged file can raise anything: json, tensorstore, zstd, OSError, …
-                if "barrier" in str(error).lower():  # another process did not come: the checkpoint may be intact
-                    raise
-                failures[step] = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            else:
-                for damaged, reason in failures.items():
-                    name = self._store.mark_damaged(damaged)
-                    warnings.warn(
-                        f"checkpoint {damaged} in {self.location} is damaged ({reason}). It is renamed to {name}, and "
-                        "the one before it is loaded.",
-                        stacklevel=4,
-                    )
-                return restored
+        steps, *_ = gather(self._store.steps())  # a network disk may show another process another list
+        for step in sorted(steps, reverse=True):
+            header, failure = _together(partial(self._header, step))
+            restored = None
+            if failure is None:
+                restored, failure = _together(partial(self._read, step, header, like(step), part))
+            if failure is not None:
+                failures[step] = failure
+                continue
+            for damaged, reason in failures.items():
+                name = self._store.mark_damaged(damaged)
+                warnings.warn(
+                    f"checkpoint {damaged} in {self.location} is damaged ({reason}). It is renamed to {name}, and "
+                    "the one before it is loaded.",
+                    stacklevel=4,
+                )
+            return restored
         unread = [f"{step} ({reason})" for step, reason in failures.items()] + self._store.damaged()
         if unread:
             raise OSError(
@@ -138,35 +155,43 @@ class Checkpoints:
         return None
 
     def save(self, step: int, tree: Tree, notes: Json) -> None:
-        """Begin to save; `saved` tells when it is complete."""
+        """Begin to save; `saved` tells when it is complete. The arrays must not change until then."""
         self.wait()
-        leaves = _leaves(tree)
+        notes = json.loads(json.dumps(notes))  # a copy: the caller's may change before the writing is done
+        self._pending = step, self._writer.submit(self._write, step, _leaves(tree), notes)
+        self._last_save = time.monotonic()
+        if jax.process_count() > 1:  # Orbax's barriers would meet those of the training steps
+            self._pending[1].exception()
+
+    def _write(self, step: int, leaves: Leaves, notes: Json) -> None:
         header = {
             "step": step,
             "configuration": self._configuration,
             "leaves": {name: signature(local(x)) for name, x in leaves.items()},
-            "notes": json.loads(json.dumps(notes)),  # a copy: the caller's may change before the writing is done
+            "notes": notes,
             "digest": _digest(leaves),
         }
         header["header_digest"] = _header_digest(header)
-        with self._explained(step):
-            begun = self._store.save(step, leaves, header)
-        if not begun:
-            raise OSError(f"checkpoint {step} was not saved: {self.location} holds a later one; use another folder.")
-        self._pending = step
-        self._last_save = time.monotonic()
+        if not self._store.save(step, leaves, header):
+            raise OSError("there is one of a later step")
 
     def saved(self) -> tuple[int, str] | None:
         """The step and path of a checkpoint that was completed since the last call; None if there is none."""
-        return None if self._pending is None or self._store.is_saving() else self.wait()
+        return None if self._pending is None or not self._pending[1].done() else self.wait()
 
     def wait(self) -> tuple[int, str] | None:
         """Wait until the latest save is complete; its step and path."""
         if self._pending is None:
             return None
-        step, self._pending = self._pending, None
-        with self._explained(step):
-            self._store.wait()
+        (step, written), self._pending = self._pending, None
+        try:
+            written.result()
+        except Exception as error:
+            self._failed = True
+            raise OSError(
+                f"checkpoint {step} could not be written to {self.location}: {error}. Earlier checkpoints are intact; "
+                "make room or choose another folder, and start again to resume from them."
+            ) from error
         return step, f"{self.location}/{step}"
 
     def latest(self) -> int | None:
@@ -179,42 +204,75 @@ class Checkpoints:
 
     def close(self) -> None:
         """Close the store; an error of a save was raised before."""
+        self._writer.shutdown()
         with contextlib.suppress(Exception) if self._failed else contextlib.nullcontext():
             self._store.close()
 
-    def _read(self, step: int, like: Tree) -> Restored:
+    def _header(self, step: int) -> Json:
         header = self._store.header(step)
         # A damaged header must not be taken for that of another run.
         if not isinstance(header, dict) or header.get("header_digest") != _header_digest(header):
             raise ValueError("its header does not match its digest")
-        self._check_agrees(step, header["configuration"], self._configuration)
-        leaves = _leaves(like)
-        self._check_agrees(step, header["leaves"], {name: signature(local(x)) for name, x in leaves.items()})
-        loaded = self._store.load(step, leaves)
+        return header
+
+    def _read(self, step: int, header: Json, like: Tree, part: Callable[[str], str | None]) -> Restored:
+        changed = _differences(header["configuration"], self._configuration)
+        self._refuse(step, {} if self._accept_changes else changed)
+        ours = _leaves(like)
+        misfits = _differences(header["leaves"], {name: signature(local(x)) for name, x in ours.items()})
+        if not self._accept_changes:
+            self._refuse(step, misfits)
+        self._refuse(step, {name: values for name, values in misfits.items() if part(name) is None})
+        fresh = {part(name) for name in misfits}
+        # All of them are loaded, because the digest is of all.
+        like_theirs = {name: ours[name] if name not in misfits else _like(of) for name, of in header["leaves"].items()}
+        loaded = self._store.load(step, like_theirs)
         if _digest(loaded) != header["digest"]:
             raise ValueError("its contents do not match its digest")
-        return Restored(step, _with_leaves(like, loaded), header["notes"])
+        taken = {name: x for name, x in loaded.items() if part(name) is None or part(name) not in fresh}
+        parts = tuple(sorted(name for name in fresh if name is not None))
+        return Restored(step, _with_leaves(like, taken), header["notes"], tuple(changed), parts)
 
-    def _check_agrees(self, step: int, theirs: Json, ours: Json) -> None:
-        for name in sorted(theirs.keys() | ours.keys()):
-            there, here = theirs.get(name), ours.get(name)
-            if there != here:
-                raise ConfigurationError(
-                    f"checkpoint {step} in {self.location} has {there!r} for `{name}`, this run {here!r}; use another "
-                    "folder, or the settings of the checkpoint."
-                )
+    def _refuse(self, step: int, differences: dict[str, tuple[object, object]]) -> None:
+        for name, (there, here) in differences.items():
+            raise ConfigurationError(
+                f"checkpoint {step} in {self.location} has {there!r} for `{name}`{EXPLAINED.get(name, '')}, this run "
+                f"{here!r}; use another folder, or the settings of the checkpoint"
+                + ("." if self._accept_changes else ", or go on from it by `Checkpointing(..., accept_changes=True)`.")
+            )
 
-    @contextlib.contextmanager
-    def _explained(self, step: int) -> Iterator[None]:
-        """Turn an error of the store into one that names the checkpoint and the remedy."""
-        try:
-            yield
-        except Exception as error:
-            self._failed = True
-            raise OSError(
-                f"checkpoint {step} could not be written to {self.location}: {error}. Earlier checkpoints are intact; "
-                "make room or choose another folder, and start again to resume from them."
-            ) from error
+
+def _differences(theirs: Json, ours: Json) -> dict[str, tuple[object, object]]:
+    names = sorted(theirs.keys() | ours.keys())
+    return {name: (theirs.get(name), ours.get(name)) for name in names if theirs.get(name) != ours.get(name)}
+
+
+def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:
+    """The result, and why the attempt failed in any process: all of them must go on from the same checkpoint."""
+    result: Any = None
+    fatal: Exception | None = None
+    reason = None
+    try:
+        result = attempt()
+    except Exception as error:  # a damaged file can raise anything: json, tensorstore, zstd, OSError, …
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        # Not the fault of the checkpoint; a barrier fails if another process did not come.
+        if isinstance(error, ConfigurationError | MemoryError | PermissionError) or "barrier" in str(error).lower():
+            fatal = error
+    outcomes = gather({"reason": reason, "fatal": fatal is not None})
+    if fatal is not None:
+        raise fatal
+    failed = [outcome for outcome in outcomes if outcome["reason"] is not None]
+    for outcome in failed:
+        if outcome["fatal"]:
+            raise OSError(f"another process could not resume: {outcome['reason']}")
+    return result, failed[0]["reason"] if failed else None
+
+
+def _like(described: str) -> np.ndarray:
+    """An array of the shape and dtype that `signature` described."""
+    dtype, shape = described.removesuffix("]").split("[")
+    return np.empty([int(n) for n in shape.split(", ") if n], jax.numpy.dtype(dtype))
 
 
 def _leaves(tree: Tree) -> Leaves:
@@ -241,7 +299,7 @@ def _digest(leaves: Leaves) -> str:
     for name in sorted(leaves):
         leaf = local(leaves[name])
         total.update(f"{name} {signature(leaf)}\n".encode())
-        total.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+        total.update(content(leaf))
     return total.hexdigest()
 
 

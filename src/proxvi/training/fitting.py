@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -48,8 +49,8 @@ def fit(
 
     The same key gives the same bits on the same JAX version, CPU type and number of devices, even if the run was
     interrupted. Steps that are not finite are skipped and counted. After `svi.max_skipped_in_a_row` of them the run
-    stops, and the error names the step and the parameter. With `checkpointing`, SIGTERM and Ctrl-C make it save before
-    it exits.
+    stops, and the error names the step and the parameter. With `checkpointing`, it saves before it exits because of
+    SIGTERM, SIGHUP, Ctrl-C or an exception, such as one of a callback.
 
     Args:
         svi: a `ProximitySVI`, or NumPyro's `SVI`.
@@ -106,7 +107,7 @@ def fit(
     if stop_within is not None:
         check_number("stop_within", stop_within, above=0.0, remedy="2 nats are a good choice, and None takes all steps")
     patience = None if validation is None else validation.patience
-    pacer = ChunkPacer(reporting.every, num_steps)
+    pacer = ChunkPacer(reporting.every, num_steps, adapts=checkpointing is not None or jax.process_count() == 1)
     runner = ChunkRunner(svi, key, data, batch_size, pacer, mesh)
     log = MetricsLog(reporting.metrics_file, reporting.callback)
     checkpoints, stop = None, False
@@ -130,35 +131,33 @@ def fit(
                 return False
             return progress.has_converged(pacer.report_before(step), stop_within)
 
-        while progress.step < num_steps and not converged() and (patience is None or progress.waited < patience):
-            started = time.perf_counter()
-            losses = runner.run(progress.step, pacer)
-            pacer.record(len(losses), time.perf_counter() - started)
-            progress.add(losses)
-            bar.update(len(losses))
-            raise_if_stopped(runner.svi, runner.state)
-            if pacer.reports_at(progress.step):
-                metrics = _measure(runner, progress, pacer, reporting, validation)
-                log.report(progress.step, metrics)
-                bar.set_postfix_str(postfix(metrics), refresh=False)
-            if checkpoints is not None:
-                log.saved(checkpoints.saved())
-                stop, due = agree(bool(received), checkpoints.is_due())
-                if stop or due:
-                    _save(checkpoints, runner, progress, log)
-                if stop:
-                    break
+        with _saved_if_interrupted(checkpoints, runner, progress, log):
+            while progress.step < num_steps and not converged() and (patience is None or progress.waited < patience):
+                started = time.perf_counter()
+                losses = runner.run(progress.step, pacer)
+                pacer.record(len(losses), time.perf_counter() - started)
+                progress.add(losses)
+                bar.update(len(losses))
+                raise_if_stopped(runner.svi, runner.state)
+                if pacer.reports_at(progress.step):
+                    metrics = _measure(runner, progress, pacer, reporting, validation)
+                    log.report(progress.step, metrics)
+                    bar.set_postfix_str(postfix(metrics), refresh=False)
+                if checkpoints is not None:
+                    log.saved(checkpoints.saved())
+                    stop, due, pacer.pace = agree(bool(received), checkpoints.is_due(), pacer.pace)
+                    if stop or due:
+                        _save(checkpoints, runner, progress, log)
+                    if stop:
+                        break
 
         if checkpoints is not None:
-            log.saved(checkpoints.wait())
-            if checkpoints.latest() != progress.step:
-                _save(checkpoints, runner, progress, log)
-                log.saved(checkpoints.wait())
+            _finish_saving(checkpoints, runner, progress, log)
             if stop or received:
-                number = signal.SIGINT if signal.SIGINT in received else signal.SIGTERM
+                number = signal.Signals(received[0] if received else signal.SIGTERM)
                 reason = f"received {number.name}" if received else "another process received a signal"
                 LOG.warning("%s: saved step %d of %d to %s", reason, progress.step, num_steps, checkpoints.location)
-                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
+                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
     warn_if_held(runner.svi, runner.state)
     return SVIRunResult(runner.svi.get_params(runner.state), runner.state, jnp.asarray(progress.losses_so_far))
 
@@ -192,10 +191,39 @@ def _save(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, log
     checkpoints.save(progress.step, tree, {"fit": progress.notes(), "data": runner.source.state(progress.step)})
 
 
+def _finish_saving(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, log: MetricsLog) -> None:
+    """Wait until the newest step is saved."""
+    log.saved(checkpoints.wait())
+    if checkpoints.latest() != progress.step:
+        _save(checkpoints, runner, progress, log)
+        log.saved(checkpoints.wait())
+
+
+@contextmanager
+def _saved_if_interrupted(
+    checkpoints: Checkpoints | None, runner: ChunkRunner, progress: Progress, log: MetricsLog
+) -> Iterator[None]:
+    """Save before an exception ends the run."""
+    try:
+        yield
+    except FloatingPointError:  # the latest checkpoint is of a step before the skipped ones
+        raise
+    except BaseException as error:
+        # Several processes save together, and the others do not know of this exception.
+        if checkpoints is not None and progress.step and jax.process_count() == 1:
+            try:
+                _finish_saving(checkpoints, runner, progress, log)
+            except Exception as failure:
+                LOG.warning("%s ended the run, and step %d was not saved: %s", repr(error), progress.step, failure)
+            else:
+                LOG.warning("%s ended the run: saved step %d to %s", repr(error), progress.step, checkpoints.location)
+        raise
+
+
 def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -> None:
     """Resume from the newest checkpoint, if there is one."""
     restored = checkpoints.restore(
-        lambda step: {"state": runner.state, "losses": np.empty(step, progress.losses.dtype)}
+        lambda step: {"state": runner.state, "losses": np.empty(step, progress.losses.dtype)}, runner.part_of_state
     )
     if restored is None:
         return
@@ -204,7 +232,15 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -
             f"`num_steps` must be at least {restored.step}, the step of the checkpoint in {checkpoints.location}, got "
             f"{len(progress.losses)}; use another folder to start again."
         )
-    runner.resume(restored.step, restored.tree["state"], restored.notes["data"])
+    if restored.changed or restored.fresh:
+        LOG.warning(
+            "checkpoint %d in %s is of another run, in %s; it goes on from there, with %s",
+            restored.step,
+            checkpoints.location,
+            ", ".join(f"`{name}`" for name in restored.changed) or "the shapes of its state",
+            " and ".join([f"a fresh state of the {part}" for part in restored.fresh]) or "all of its state",
+        )
+    runner.resume(restored.step, restored.tree["state"], restored.notes["data"], same_data=not restored.changed)
     progress.resume(restored.step, restored.tree["losses"], restored.notes["fit"])
 
 
@@ -212,16 +248,23 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -
 def _stop_signals(*, caught: bool) -> Iterator[list[int]]:
     """A list to which received signals are added; a second signal of the same kind acts at once.
 
-    Python allows only the main thread to catch signals. In any other thread the list stays empty.
+    Python allows only the main thread to catch signals. In any other thread the list stays empty, and the log says so.
 
     Args:
         caught: whether to catch them at all.
     """
     received: list[int] = []
-    if not caught or threading.current_thread() is not threading.main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    if caught and not in_main:
+        LOG.warning(
+            "`fit` runs outside of the main thread, where a signal cannot make it save; to stop it, raise an exception "
+            "in `Reporting.callback`: then it saves first"
+        )
+    if not caught or not in_main:
         yield received
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
 
     def on_signal(number: int, _: FrameType | None) -> None:
         received.append(number)

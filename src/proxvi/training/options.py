@@ -23,6 +23,9 @@ class Checkpointing:
         every: seconds between two checkpoints; 0 saves as often as possible.
         keep: how many of the latest checkpoints to keep.
         configuration: your own settings, as JSON; a checkpoint with other ones is refused.
+        accept_changes: go on from a checkpoint of `fit` even if the program, the data, the devices or the version of
+            JAX have changed since. Its parameters must fit. The state of the optimiser and of the constraints is taken
+            over if it fits, and otherwise starts afresh. The log says what changed.
 
     Example:
         >>> import proxvi
@@ -35,9 +38,16 @@ class Checkpointing:
     every: float = 300.0
     keep: int = 3
     configuration: Json | None = None
+    accept_changes: bool = False
 
     def __post_init__(self) -> None:
         _check_path("folder", self.folder, "leave out `checkpointing` to save nothing")
+        if "://" in str(self.folder):
+            raise ValueError(
+                f"`folder` must be a folder of a file system, got the object store {str(self.folder)!r}, which has no "
+                "lock to keep two runs apart, and to which Orbax may not write; mount the bucket (gcsfuse, Mountpoint "
+                "for Amazon S3), or copy finished checkpoints to it."
+            )
         if isinstance(self.every, bool) or not isinstance(self.every, numbers.Real) or not self.every >= 0:
             raise ValueError(
                 f"`every` must be a number of seconds of at least 0, got {self.every!r}; 0 saves as often as possible."
@@ -54,7 +64,9 @@ class Checkpointing:
     def open(self, configuration: Json) -> Checkpoints:
         """The checkpoints of a run with this configuration, beside your own; to be closed."""
         store = OrbaxStore(self.folder, self.keep)
-        return Checkpoints(store, {**configuration, "user": self.configuration}, self.every)
+        return Checkpoints(
+            store, {**configuration, "user": self.configuration}, self.every, accept_changes=self.accept_changes
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
