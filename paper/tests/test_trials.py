@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,33 @@ def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=rf"1 of 2 trials did not finish \({two[1].name}: MemoryError: no room\)"):
         sweeps.sweep(two, tmp_path, tmp_path, Broken())
     assert trials.finished(ONE, tmp_path) is not None
+
+
+@pytest.mark.slow
+def test_a_killed_local_worker_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    two = [ONE, replace(ONE, seed=1)]
+    options = sweeps.Options(tmp_path / "results", tmp_path / "runs", checkpoint_every=0.0, workers=1)
+    file = tmp_path / "runs" / "x" / ONE.name / "metrics.jsonl"
+
+    def kill_one() -> None:
+        while not file.exists():
+            time.sleep(0.05)
+        for worker in active_children():
+            worker.kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    found = options.run("x", two)
+    killer.join()
+    assert found.keys() == set(two)
+    assert "a worker was killed; new ones go on from the checkpoints" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"protocol": 1}', b"\xff\xfe"])
+def test_a_result_file_that_was_cut_off_is_ignored_with_a_warning(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / ONE.file_name).write_bytes(content)
+    with pytest.warns(UserWarning, match="is no result file and is ignored; remove it, or run its trial again"):
+        assert trials.finished(ONE, tmp_path) is None
 
 
 def test_the_options_are_checked_before_hours_of_training() -> None:

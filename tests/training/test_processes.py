@@ -37,15 +37,14 @@ def test_eight_devices_give_the_losses_of_one() -> None:
         proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=100, mesh=mesh)
 
 
-def two_processes(folder: Path, send: signal.Signals | None = None, at: int = 0) -> tuple[list[str], list[int]]:
-    """What each of them printed and its exit status; with `send`, the second one gets that signal at step `at`."""
+def start_two(folder: Path, disturbance: str = "") -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     script = Path(__file__).with_name("two_processes.py")
-    both = [
+    return [
         subprocess.Popen(
-            [sys.executable, str(script), str(port), str(number), str(folder)],
+            [sys.executable, str(script), str(port), str(number), str(folder), disturbance],
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -53,6 +52,13 @@ def two_processes(folder: Path, send: signal.Signals | None = None, at: int = 0)
         )
         for number in (0, 1)
     ]
+
+
+def two_processes(
+    folder: Path, send: signal.Signals | None = None, at: int = 0, disturbance: str = ""
+) -> tuple[list[str], list[int]]:
+    """What each of them printed and its exit status; with `send`, the second one gets that signal at step `at`."""
+    both = start_two(folder, disturbance)
     metrics = Path(f"{folder}.jsonl")
     if send is not None:
         while both[1].poll() is None and not (metrics.exists() and f'"step": {at},' in metrics.read_text()):
@@ -93,3 +99,28 @@ def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path
     printed, ended = two_processes(tmp_path / "disturbed")
     assert ended == [0, 0], printed
     assert bits_printed(printed) == [alone, alone]
+
+
+@pytest.mark.nightly
+@pytest.mark.xdist_group("processes")
+def test_processes_whose_steps_take_long_stop_soon_after_a_signal(tmp_path: Path) -> None:
+    both = start_two(tmp_path / "slow", "slow=0.1")
+    time.sleep(30.0)  # compiled, and far from a report
+    both[1].send_signal(signal.SIGTERM)
+    sent = time.monotonic()
+    printed = [process.communicate(timeout=60)[0] for process in both]
+    assert time.monotonic() - sent < 10.0
+    assert [process.returncode for process in both] == [128 + signal.SIGTERM] * 2, printed
+    assert "received SIGTERM: saved step" in printed[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.xdist_group("processes")
+def test_if_one_process_cannot_verify_a_checkpoint_all_take_the_one_before(tmp_path: Path) -> None:
+    printed, ended = two_processes(tmp_path / "run")
+    assert ended == [0, 0], printed
+    _, (_, alone) = bits_printed(printed)
+    printed, ended = two_processes(tmp_path / "run", disturbance="unverified")
+    assert ended == [0, 0], printed
+    assert bits_printed(printed) == [[alone], [alone]]
+    assert all("is damaged (its contents do not match its digest)" in text for text in printed)

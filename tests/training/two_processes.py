@@ -1,30 +1,66 @@
-"""One of two processes that run `fit` together; started by the tests, with the port, its number and a folder."""
+"""One of two processes that run `fit` together; started by the tests, with the port, its number and a folder.
+
+A further argument disturbs it: `slow=0.1` makes every batch take so many seconds; with `unverified` process 1 cannot
+verify the newest checkpoint.
+"""
 
 import sys
+import time
 
 import faults
 import grain
 import jax
 
 import proxvi
+from proxvi.training import checkpoints
 
 STEPS = 200
 
 
-def fit(num_steps, data, metrics_file, **options):
-    reporting = proxvi.Reporting(every=20, metrics_file=metrics_file)
+def fit(num_steps, data, metrics_file, every=20, **options):
+    reporting = proxvi.Reporting(every=every, metrics_file=metrics_file)
     result = proxvi.fit(faults.make_svi(), jax.random.key(0), num_steps, data, reporting=reporting, **options)
     print(f"bits {faults.bits(result)} loss {float(result.losses[-1]):.6f}", flush=True)
 
 
+def fail_once(verify):
+    """A digest that is wrong for the first checkpoint that is loaded: a disk of this host that hiccups."""
+    calls = iter([True])
+
+    def digest(leaves):
+        return "wrong" if next(calls, False) else verify(leaves)
+
+    return digest
+
+
+class Slow:
+    """Batches that take a while, as those of a slow disk."""
+
+    def __init__(self, rows, seconds):
+        self.rows, self.seconds = rows, seconds
+
+    def __iter__(self):
+        while True:
+            time.sleep(self.seconds)
+            yield self.rows
+
+
 if __name__ == "__main__":
-    port, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    port, number, folder, *disturbance = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
+    how, _, much = "".join(disturbance).partition("=")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", 2, number, heartbeat_timeout_seconds=20)
     mesh = jax.make_mesh((4,), ("data",))
     rows = faults.data()
-    fit(100, rows, f"{folder}-arrays.jsonl", batch_size=100, mesh=mesh)
+    checkpointing = proxvi.Checkpointing(folder, every=0.0)
+    if how == "slow":
+        options = {"mesh": mesh, "checkpointing": proxvi.Checkpointing(folder)}
+        fit(10_000, Slow(rows[:50], float(much)), f"{folder}.jsonl", every=200, **options)
+    if how == "unverified" and number == 1:
+        checkpoints._digest = fail_once(checkpoints._digest)  # pyright: ignore[reportPrivateUsage]
+    if not how:
+        fit(100, rows, f"{folder}-arrays.jsonl", batch_size=100, mesh=mesh)
     # Each process streams the rows that it owns, in an order of its own, half a batch at a time.
     stream = grain.MapDataset.source(list(rows[number::2])).shuffle(seed=number).repeat().batch(50).to_iter_dataset()
-    fit(STEPS, stream, f"{folder}.jsonl", mesh=mesh, checkpointing=proxvi.Checkpointing(folder, every=0.0))
+    fit(STEPS, stream, f"{folder}.jsonl", mesh=mesh, checkpointing=checkpointing)

@@ -124,6 +124,11 @@ class DigitTrial:
             key, svi.model, svi.guide, trained.params, valid, num_samples=self.samples, progress=progress
         )
         reports = [line for line in metrics(folder) if "elbo" in line]
+        if not reports:
+            raise OSError(
+                f"`runs` must hold the metrics of a trial beside its checkpoints, got {folder} without metrics.jsonl, "
+                "which has the curves; put it back, or remove the folder to train again."
+            )
         figures = {
             **{name: getattr(evaluation, name) for name in EVALUATED},
             # A mean may depend on a few digits, such as those with a pixel that was never on in training.

@@ -7,6 +7,7 @@ import platform
 import re
 import shlex
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["command", "cores", "is_current", "name", "read", "save"]
+__all__ = ["command", "cores", "is_current", "load", "name", "read", "save"]
 
 PROTOCOL = 1  # raise it when a change of the code changes figures: result files of another protocol are ignored
 VERSIONS = ("proxvi", "jax", "numpyro", "optax", "numpy", "scipy", "flax", "arviz-stats", "scikit-learn")
@@ -71,11 +72,23 @@ def save(
 
 def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The figures of a result file; None if there is no file of the same settings and protocol."""
-    if not path.exists():
+    record = load(path) if path.exists() else None
+    if record is None:
         return None
-    record = json.loads(path.read_text())
     same = record["settings"] == json.loads(json.dumps(settings, default=_plain))
     return record["figures"] if same and is_current(record) else None
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """A result file; None with a warning, if it is something else, such as a file that a full disk cut off."""
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        record = None
+    if isinstance(record, dict) and {"settings", "figures"} <= record.keys():
+        return record
+    warnings.warn(f"{path} is no result file and is ignored; remove it, or run its trial again.", stacklevel=2)
+    return None
 
 
 def is_current(record: dict[str, Any]) -> bool:

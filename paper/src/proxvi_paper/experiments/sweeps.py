@@ -1,13 +1,12 @@
 """Sweeps: many trials on any executor, with one progress bar over all of them."""
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context, parent_process
@@ -22,6 +21,8 @@ from proxvi_paper.experiments import results
 from proxvi_paper.experiments.trials import Trial, finished, metrics, run
 
 __all__ = ["OneCoreEach", "Options", "sweep"]
+
+RESTARTS = 3  # of the local workers, after one of them was killed; Dask has the same default
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,16 @@ class Options:
                 "name another folder to make them afresh.",
                 file=sys.stderr,
             )
-        with self._executor(all(trial.all_devices for trial in trials)) as executor:
-            return sweep(trials, folder, runs, executor, checkpoint_every=self.checkpoint_every)
+        here = all(trial.all_devices for trial in trials)
+        for broken in range(1 + RESTARTS):
+            try:
+                with self._executor(here) as executor:
+                    return sweep(trials, folder, runs, executor, checkpoint_every=self.checkpoint_every)
+            except RuntimeError as error:
+                if not isinstance(error.__cause__, BrokenExecutor) or broken == RESTARTS:
+                    raise
+                print("a worker was killed; new ones go on from the checkpoints.", file=sys.stderr)
+        raise AssertionError
 
     @contextmanager
     def _executor(self, all_devices: bool) -> Iterator[Any]:
@@ -154,10 +163,7 @@ def sweep(
 
 
 def _steps_so_far(folder: Path) -> int:
-    try:
-        return max((line["step"] for line in metrics(folder)), default=0)
-    except json.JSONDecodeError:  # a line is being written
-        return 0
+    return max((line["step"] for line in metrics(folder)), default=0)
 
 
 class OneCoreEach(ProcessPoolExecutor):

@@ -1,6 +1,5 @@
 """Tables in Markdown from result files, with our figures beside the paper's."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxvi_paper.experiments.results import is_current
+from proxvi_paper.experiments.results import is_current, load
 
 __all__ = [
     "VARIED",
@@ -34,7 +33,7 @@ Figures = dict[str, dict[str, list[dict[str, Any]]]]  # of all seeds, by row and
 
 def records(folder: Path) -> list[Record]:
     """All result files of a folder, by seed and file name. Files of another protocol are left out."""
-    found = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
+    found = [record for path in sorted(folder.glob("*.json")) if (record := load(path)) is not None]
     return sorted(filter(is_current, found), key=lambda record: record["settings"]["seed"])
 
 

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -99,9 +99,12 @@ def finished(trial: Trial, folder: Path) -> dict[str, Any] | None:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the metrics in a trial's folder, so far."""
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The lines of the metrics in a trial's folder, so far; a line that is being written is left out."""
+    path, found = folder / "metrics.jsonl", []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 @contextmanager
