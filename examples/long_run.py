@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 import optax
 
 import proxvi
+from proxvi.training import trackers
 
 SIZE, UNITS, BATCH = 8, 16, 64
 PIXELS = SIZE * SIZE
@@ -70,12 +71,14 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="for checkpoints and metrics")
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--tensorboard", action="store_true", help="watch it: tensorboard --logdir FOLDER")
     arguments = parser.parse_args()
     join_others()
 
     magnitude = optax.exponential_decay(1.0, arguments.steps // 2, 1e-10)
     constraint = proxvi.Proximity(proxvi.entropy, magnitude=magnitude, reference=proxvi.statistic_average())
     svi = proxvi.ProximitySVI(model, guide, optax.adam(0.01, b2=0.99), proxvi.LeaveOneOutELBO(5), constraint)
+    tracker = trackers.to_tensorboard(arguments.folder / "tensorboard") if arguments.tensorboard else None
     result = proxvi.fit(
         svi,
         jax.random.key(0),
@@ -83,7 +86,7 @@ def main():
         bars(jax.random.key(1), 5_000),
         batch_size=BATCH,  # a multiple of the number of devices
         checkpointing=proxvi.Checkpointing(arguments.folder / "checkpoints", every=5.0),
-        reporting=proxvi.Reporting(every=500, metrics_file=arguments.folder / "metrics.jsonl"),
+        reporting=proxvi.Reporting(every=500, metrics_file=arguments.folder / "metrics.jsonl", callback=tracker),
         validation=proxvi.Validation(bars(jax.random.key(2), 200)),
         mesh=jax.make_mesh((jax.device_count(),), ("data",)) if jax.device_count() > 1 else None,
     )

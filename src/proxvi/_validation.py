@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from numpyro.infer import SVI
 
 from proxvi._typing import Distribution, Tree
 
@@ -62,6 +63,45 @@ def check_integer(name: str, value: Any, *, at_least: int = 1, remedy: str = "1 
     """Refuse anything but an integer within the bound."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
         raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}; {remedy}.")
+
+
+def check_key(key: object) -> None:
+    """Refuse anything but one random key, typed or of the old kind."""
+    if isinstance(key, jax.core.Tracer):
+        return
+    if isinstance(key, jax.Array | np.ndarray):
+        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if (typed and key.ndim == 0) or (key.dtype == np.uint32 and key.ndim == 1):
+            return
+    shown = f"{key.dtype} of shape {key.shape}" if isinstance(key, jax.Array | np.ndarray) else repr(key)
+    raise TypeError(f"`key` must be one random key, got {shown}; write `jax.random.key(0)`.")
+
+
+def check_inference(name: str, svi: object) -> None:
+    """Refuse anything but an inference of NumPyro's; its subclasses take steps of their own, but for ours."""
+    if not isinstance(svi, SVI):
+        raise TypeError(f"`{name}` must be a ProximitySVI or NumPyro's SVI, got {svi!r}; make one of it.")
+
+
+def check_arrays(data: tuple[Tree, ...], batch_size: Any) -> None:
+    """Refuse arrays that no batch can be made of."""
+    if len(data) == 1 and isinstance(data[0], tuple):
+        raise TypeError(
+            f"`data` must be the arguments of the model, one after the other, got a tuple of {len(data[0])}; write "
+            "`x, y`, or make the tuple a list if it is a stream of batches."
+        )
+    empty = [np.shape(x) for x in jax.tree.leaves(data) if not np.size(x)]
+    if empty:
+        raise ValueError(f"`data` must have at least one row, got shape {empty[0]}; look at how it was selected.")
+    if batch_size is None:
+        return
+    check_integer("batch_size", batch_size, remedy="None uses all rows at every step")
+    rows = common_length("data", data, "with `batch_size=None` the arrays are handed on whole")
+    if batch_size > rows:
+        raise ValueError(
+            f"`batch_size` must be at most the {rows} rows of the data, got {batch_size}; None uses all of them at "
+            "every step."
+        )
 
 
 def common_length(name: str, tree: Tree, remedy: str) -> int:

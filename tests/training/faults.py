@@ -1,6 +1,6 @@
-"""Faults that a run of `proxvi.fit` survives: kill −9, SIGTERM, flipped bits, cut files, a full disk, NaN.
+"""Faults that a run of `proxvi.fit` survives: kill −9, signals, flipped bits, cut files, a full disk, NaN and more.
 
-    python tests/training/faults.py all --folder /tmp/faults
+    python tests/training/faults.py all --folder /tmp/faults --json results/faults.json
     python tests/training/faults.py kill --times 200 --folder /tmp/faults
 
 The tests run the same faults, fewer times. Each compares the final bits (parameters, optimiser, reference, losses) with
@@ -11,14 +11,20 @@ import argparse
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
+import platform
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import warnings
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -27,6 +33,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import orbax.checkpoint  # noqa: F401, before a worker is forked, which would take a second for it
+from numpyro.distributions.constraints import positive
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -46,9 +54,15 @@ def model(x, bad=False):
         numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
 
-def make_svi():
+def guide(*_):
+    """As AutoNormal, but it does not look for finite values before the first step."""
+    loc, scale = numpyro.param("loc", jnp.zeros(50)), numpyro.param("scale", jnp.full(50, 0.1), constraint=positive)
+    numpyro.sample("mean", dist.Normal(loc, scale).to_event(1))
+
+
+def make_svi(guide=None):
     constraint = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, STEPS // 2, 1e-10))
-    return proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.05, b2=0.99), Trace_ELBO(), constraint)
+    return proxvi.ProximitySVI(model, guide or AutoNormal(model), optax.adam(0.05, b2=0.99), Trace_ELBO(), constraint)
 
 
 def run(folder, *, checkpoint_every=0.0, **reporting):
@@ -80,11 +94,54 @@ def data():
     return 3.0 + np.random.default_rng(0).standard_normal((NUM_ROWS, 50), np.float32)
 
 
-def start(folder):
+def work(folder, output, jumps=None):
     """The run in a process of its own, which ends by printing its bits."""
-    return subprocess.Popen(
-        [sys.executable, __file__, "worker", "--folder", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if jumps is not None:
+        jump_about(jumps)
+    try:
+        print("bits", bits(run(folder)), flush=True)
+    except KeyboardInterrupt:  # as the interpreter does; `multiprocessing` has a status of its own
+        os._exit(128 + signal.SIGINT)
+
+
+def jump_about(seed):
+    """Let the wall clock jump by up to a day, every second."""
+    chance, real = random.Random(seed), time.time
+    offset, until = 0.0, 0.0
+
+    def jumping():
+        nonlocal offset, until
+        if time.monotonic() > until:
+            offset, until = chance.uniform(-86_400.0, 86_400.0), time.monotonic() + 1.0
+        return real() + offset
+
+    time.time = jumping
+
+
+def start(folder, **options):
+    """A process that has imported everything, as it would be a moment after its start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=work, args=(folder, folder / "output"), kwargs=options)
+    process.start()
+    return process
+
+
+def send(process, number):
+    assert process.pid is not None
+    os.kill(process.pid, number)
+
+
+def printed(folder):
+    return (folder / "output").read_text()
+
+
+def bits_printed(text):
+    return [line.split()[1] for line in text.splitlines() if line.startswith("bits ")]
 
 
 def lines(folder):
@@ -110,57 +167,56 @@ def resumed(folder):
     return max((line["step"] for line in lines(folder) if "resumed" in line), default=0)
 
 
-def kill(folder, times, number=signal.SIGKILL):
+def kill(folder, times, seed=0, number=signal.SIGKILL):
     """End the run at random moments, until it is through; then again from the start, until it was ended so often."""
-    alone, chance = start(folder / "alone").communicate()[0].decode().strip(), random.Random(0)
-    assert alone
+    alone, chance = folder / "alone", random.Random(seed)
+    start(alone).join()
+    (expected,) = bits_printed(printed(alone))
     ended = runs = lost = different = unsaved = 0
+    slowest = 0.0  # from the signal to the end
     while ended < times:
         runs += 1
         place = folder / f"run-{runs}"
         shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
         promised, life = 0, None
         while True:
             file = identity(place)
-            process = start(place)
+            process, sent = start(place), 0.0
             if ended < times:
                 started, before = time.monotonic(), len(lines(place))
                 # from any moment of the start-up to well into the run: at first by the clock, then by what is written
                 if chance.random() < 0.3:
                     time.sleep(chance.uniform(0.0, life or 4.0))
                 else:
-                    while process.poll() is None and len(lines(place)) <= before + 1:
+                    while process.exitcode is None and len(lines(place)) <= before + 1:
                         time.sleep(0.005)
                     life = time.monotonic() - started
                     time.sleep(chance.uniform(0.0, 0.3))
-                process.send_signal(number)
-            output, errors = process.communicate()
+                if process.exitcode is None:
+                    sent = time.monotonic()
+                    send(process, number)
+            process.join()
             if identity(place) != file:  # it lived to resume
                 lost += resumed(place) < promised
-            if process.returncode == 0:
-                different += output.decode().strip() != alone
+            if process.exitcode == 0:
+                different += bits_printed(printed(place)) != [expected]
                 break
+            if process.exitcode not in (-number, 128 + number):
+                raise SystemExit(f"the run failed with {process.exitcode}: {printed(place)[-2_000:]}")
+            ended += 1
             promised = max(promised, acknowledged(place))
-            if process.returncode == -number:
-                ended += 1
-            elif number == signal.SIGTERM and process.returncode == 128 + signal.SIGTERM:
-                ended += 1
-                unsaved += f"saved step {promised} of" not in errors.decode()
-            else:
-                raise SystemExit(f"the run failed: {errors.decode()[-2_000:]}")
+            if process.exitcode == 128 + number and "saved step" in printed(place):
+                slowest = max(slowest, time.monotonic() - sent)
+                unsaved += f"saved step {promised} of" not in printed(place)
         damaged = [path.name for path in (place / "checkpoints").iterdir() if "damaged" in path.name]
         if damaged:
             raise SystemExit(f"a kill damaged {damaged}")
         shutil.rmtree(place)
-    print(
-        f"{signal.Signals(number).name}: {ended} times over {runs} runs; 0 damaged checkpoints, {lost} acknowledged "
-        f"ones lost, {unsaved} exits without saving, {different} runs with other bits at the end"
-    )
-    assert lost == different == unsaved == 0
+    assert lost == different == unsaved == 0, (lost, different, unsaved)
+    return {"times": ended, "runs": runs, "slowest": round(slowest, 1)}
 
 
-def damage(folder, flips, cuts, runs=3):
+def damage(folder, times, seed=0, *, kind, runs=3):
     """Flip one bit, or cut a file short, anywhere in the newest checkpoint; then load. `runs` times, also go on."""
     shutil.rmtree(folder, ignore_errors=True)
     pristine, place = folder / "pristine", folder / "damaged"
@@ -190,8 +246,8 @@ def damage(folder, flips, cuts, runs=3):
 
     files = [path for path in sorted((pristine / "checkpoints" / str(steps[-1])).rglob("*")) if path.is_file()]
     sizes = [path.stat().st_size for path in files]
-    chance, outcomes = random.Random(0), {"flip": [], "cut": []}
-    for i, kind in enumerate(["flip"] * flips + ["cut"] * cuts):
+    chance, outcomes = random.Random(seed), []
+    for i in range(times):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(pristine, place)
         victim = chance.choices(files, sizes if kind == "flip" else None)[0]
@@ -206,22 +262,19 @@ def damage(folder, flips, cuts, runs=3):
         assert found is not None, f"{where} lost every checkpoint"
         assert found.step == steps[-2 if noticed else -1], f"{where} lost the checkpoint without a word"
         assert digest(found.tree) == whole[found.step], f"{where} was loaded"
-        outcomes[kind].append(noticed)
+        outcomes.append(noticed)
         if i < runs:
             assert bits(run(place)) == alone, f"{where} changed the result"
-    for kind, noticed in outcomes.items():
-        print(
-            f"{kind}: {len(noticed)} times; {sum(noticed)} noticed, and the checkpoint before it loaded; "
-            f"{len(noticed) - sum(noticed)} in bytes that carry nothing, the same state loaded; 0 loaded wrong"
-        )
+    return {"times": times, "noticed": sum(outcomes)}
 
 
-def disk(folder):
+def disk(folder, *_):
     """A disk that fills up, and a folder that cannot be written to."""
     shutil.rmtree(folder, ignore_errors=True)
     small = folder / "small"
     small.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], check=True)
+    said = {}
     try:
         filler = small / "filler"
 
@@ -237,75 +290,245 @@ def disk(folder):
         try:
             run(small, metrics_file=None, callback=fill)
         except OSError as error:
-            print(f"disk full: {str(error)[:300]}")
+            said["disk full"] = str(error)
         else:
             raise SystemExit("a full disk went unnoticed")
         filler.unlink()
         assert bits(run(small, metrics_file=None)) == bits(run(None))
-        print("disk full: resumed from the checkpoint before, same bits at the end")
         subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
         try:
             run(small, metrics_file=None)
         except OSError as error:
-            print(f"read-only folder: {error}")
+            said["read-only folder"] = str(error)
         else:
             raise SystemExit("a read-only folder went unnoticed")
     finally:
         subprocess.run(["umount", str(small)], check=True)
+    print(said)
+    return {"times": 2}
 
 
-def nan(folder, times):
-    """NaN at random steps, then from some step on."""
+def nan(folder, times, seed=0):
+    """NaN at random steps, step 0 among them; then from some step on."""
     shutil.rmtree(folder, ignore_errors=True)
     rows = data()
-    bad = np.random.default_rng(1).choice(np.arange(1, STEPS), times, replace=False)
+    bad = np.append(np.random.default_rng(seed).choice(np.arange(1, STEPS), times - 1, replace=False), 0)
 
     def batches(spoilt):
         return [(rows[:100], np.asarray(t in spoilt)) for t in range(STEPS)]
 
+    svi = make_svi(guide)
+    svi.max_skipped_in_a_row = 100  # a third of the steps are bad, so that ten in a row may come by chance
     reporting = proxvi.Reporting(every=100, progress=False)
-    result = proxvi.fit(make_svi(), jax.random.key(0), STEPS, batches(set(bad)), reporting=reporting)
+    result = proxvi.fit(svi, jax.random.key(0), STEPS, batches(set(bad)), reporting=reporting)
     assert sorted(np.flatnonzero(np.isnan(result.losses))) == sorted(bad)
     assert int(result.state.skipped.total) == times
     assert np.all(np.isfinite(jax.tree.leaves(result.params)[0]))
-    print(f"NaN at {times} random steps: all {int(result.state.skipped.total)} left out and counted, the run completed")
     options = {"reporting": reporting, "checkpointing": proxvi.Checkpointing(folder, every=0.0)}
     try:
         proxvi.fit(make_svi(), jax.random.key(0), STEPS, batches(set(range(1_234, STEPS))), **options)
     except FloatingPointError as error:
-        print(f"NaN from step 1234 on: {error}")
+        said = str(error)
     else:
         raise SystemExit("NaN went unnoticed")
     kept = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     assert kept
     assert 1_000 <= max(kept) <= 1_234
-    print(f"NaN from step 1234 on: checkpoints kept: {kept}")
+    print(said)
+    return {"times": times}
+
+
+def clock(folder, times, seed=0):
+    """A wall clock that jumps by up to a day, every second: Orbax gives up what it thinks took a day."""
+    shutil.rmtree(folder, ignore_errors=True)
+    expected, again = [bits(run(None))], 0
+    for i in range(times):
+        start(folder / str(i), jumps=seed + i).join()
+        text = printed(folder / str(i))
+        assert bits_printed(text) == expected, text
+        again += text.count("was not written at attempt")
+    return {"times": times, "repeated": again}
+
+
+def same_folder(folder, *_):
+    """A second run in the folder of the first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    first = start(folder)
+    while first.exitcode is None and not lines(folder):
+        time.sleep(0.01)
+    send(first, signal.SIGSTOP)  # it has the folder for longer than the other waits
+    began = time.monotonic()
+    try:
+        run(folder)
+    except RuntimeError as error:
+        said = str(error)
+    else:
+        raise SystemExit("two runs shared a folder")
+    waited = time.monotonic() - began
+    send(first, signal.SIGCONT)
+    first.join()
+    assert bits_printed(printed(folder)) == [bits(run(None))]
+    print(said)
+    return {"times": 1, "slowest": round(waited)}
+
+
+def start_two(folder, disturbance=""):
+    """Two processes that train together; see two_processes.py."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("two_processes.py")
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script), str(port), str(number), str(folder), disturbance],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+
+
+def together(folder, times, seed=0):
+    """Two processes, one of which is killed, stopped or told to end; or cannot verify a checkpoint."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    alone = [bits_printed(process.communicate()[0]) for process in start_two(folder / "alone", "only stream")]
+    chance, slowest, kinds = random.Random(seed), {}, ("SIGTERM", "SIGKILL", "SIGSTOP", "unverified")
+    for i in range(times):
+        kind, place = kinds[i % len(kinds)], folder / str(i // len(kinds))
+        metrics = Path(f"{place}.jsonl")
+        both = start_two(place, "unverified" if kind == "unverified" else "only stream")
+        if kind != "unverified":
+            steps = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+            while both[1].poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) > steps):
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.0, 0.5))
+            sent = time.monotonic()
+            both[1].send_signal(signal.Signals[kind])
+            both[0].wait(timeout=60)
+            slowest[kind] = max(slowest.get(kind, 0.0), time.monotonic() - sent)
+            both[1].kill() if kind == "SIGSTOP" else None
+        texts = [process.communicate(timeout=300)[0] for process in both]
+        if kind == "unverified":
+            assert [process.returncode for process in both] == [0, 0], texts
+            assert [bits_printed(text) for text in texts] == alone, texts
+            shutil.rmtree(place)
+            metrics.unlink()
+    return {"times": times, **{f"slowest {kind}": round(seconds, 1) for kind, seconds in slowest.items()}}
+
+
+def deadline(folder, *_):
+    """From SIGTERM to the exit, with 1 and 2 processes, and steps of 1 ms and 1 s."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    found = {}
+    for seconds in (0.001, 1.0):
+        for count in (1, 2):
+            place = folder / f"{count}-{seconds}"
+            processes = start_two(place, f"slow={seconds}" if count == 2 else f"alone={seconds}")[:count]
+            time.sleep(40.0)  # compiled, and far from a report
+            sent = time.monotonic()
+            processes[-1].send_signal(signal.SIGTERM)
+            texts = [process.communicate(timeout=120)[0] for process in processes]
+            assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * count, texts
+            assert "saved step" in texts[-1], texts
+            found[f"{count} processes, {seconds:g} s a step"] = round(time.monotonic() - sent, 2)
+    return {"times": len(found), **found}
+
+
+SAME = "0 damaged checkpoints, 0 acknowledged ones lost, 0 runs with other bits at the end"
+SAVED = f"0 exits without saving, at most {{slowest}} s to the exit; {SAME}"
+SEEN = "{noticed} noticed, and the checkpoint before it loaded; the others in bytes that carry nothing; 0 loaded wrong"
+# What was done, and what came of it; a run that does otherwise fails.
+SENTENCES = {
+    "kill": ("kill −9 at random moments", SAME),
+    "sigterm": ("SIGTERM at random moments", SAVED),
+    "sigint": ("Ctrl-C at random moments", SAVED),
+    "sighup": ("SIGHUP at random moments", SAVED),
+    "flip": ("one bit flipped in the newest checkpoint", SEEN),
+    "cut": ("a file of it cut short", SEEN),
+    "nan": ("NaN at random steps, the first among them", "all skipped and counted, the run completed"),
+    "disk": ("a disk that fills up; one that is read-only", "errors that say so; resumed, same bits at the end"),
+    "clock": (
+        "a run whose clock jumps by up to a day, every second",
+        "{repeated} checkpoints were written at a later attempt; same bits at the end",
+    ),
+    "same_folder": ("a second run in the same folder", "refused after {slowest} s, the first not disturbed"),
+    "together": (
+        "two processes: one is told to end, killed, stopped, or cannot verify a checkpoint",
+        "same bits at the end; the other one ended within {slowest SIGTERM}, {slowest SIGKILL} and {slowest SIGSTOP} s",
+    ),
+    "deadline": (
+        "SIGTERM, then seconds to the exit",
+        "1 process: {1 processes, 0.001 s a step} with steps of 1 ms, {1 processes, 1 s a step} with steps of 1 s; 2: "
+        "{2 processes, 0.001 s a step} and {2 processes, 1 s a step}",
+    ),
+}
+
+
+def table(figures):
+    """The table of docs/long-runs.md."""
+    rows = ["| fault | times | result |", "|---|---|---|"]
+    for name, (fault, result) in SENTENCES.items():
+        if name in figures:
+            # `str.format` would take the dots of "0.001 s" for attributes
+            said = re.sub(
+                r"\{([^}:]+)(:,)?\}", lambda m, of=figures[name]: format(of[m[1]], "," if m[2] else ""), result
+            )
+            rows.append(f"| {fault} | {figures[name]['times']:,} | {said} |")
+    return "\n".join(rows)
+
+
+def added(before, now):
+    """The figures of both: the slowest of what was slowest, the sum of all others."""
+    return {name: (max if "slowest" in name else sum)([before.get(name, 0), value]) for name, value in now.items()}
+
+
+# Each with how often and how many at a time; a figure is kept after each of these parts.
+FAULTS = {
+    "nan": (nan, 1_000, 1_000),
+    "disk": (disk, 2, 2),
+    "same_folder": (same_folder, 1, 1),
+    "clock": (clock, 10, 10),
+    "kill": (kill, 1_000, 50),
+    "sigterm": (partial(kill, number=signal.SIGTERM), 200, 50),
+    "sigint": (partial(kill, number=signal.SIGINT), 200, 50),
+    "sighup": (partial(kill, number=signal.SIGHUP), 200, 50),
+    "cut": (partial(damage, kind="cut"), 1_000, 250),
+    "flip": (partial(damage, kind="flip"), 10_000, 1_000),
+    "deadline": (deadline, 4, 4),
+    "together": (together, 100, 20),
+}
 
 
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("fault", choices=["kill", "terminate", "damage", "disk", "nan", "all", "worker"])
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=None, help="of 200 kills, 20 SIGTERMs, 500 flips, 200 NaN steps")
+    parser.add_argument("fault", choices=[*FAULTS, "all"])
+    parser.add_argument("--folder", type=Path, required=True, help="for the runs")
+    parser.add_argument("--times", type=int, help="default: 1,000 kills, cuts and NaN steps, 10,000 flips, 200 signals")
+    parser.add_argument("--json", type=Path, help="add the figures to this file")
     arguments = parser.parse_args()
     folder, times = arguments.folder, arguments.times
-    if arguments.fault == "worker":
-        print(bits(run(folder)))
-        return
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")  # for the workers, who compile the same again
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    cache = str(folder / "compiled")  # for the workers, who compile the same again
+    os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    checks = {
-        "nan": lambda: nan(folder / "nan", times or 200),
-        "damage": lambda: damage(folder / "damage", times or 500, max((times or 500) // 5, 1)),
-        "terminate": lambda: kill(folder / "terminate", times or 20, signal.SIGTERM),
-        "kill": lambda: kill(folder / "kill", times or 200),
-        "disk": lambda: disk(folder / "disk"),
-    }
-    for name in checks if arguments.fault == "all" else [arguments.fault]:
-        checks[name]()
+    for name in FAULTS if arguments.fault == "all" else [arguments.fault]:
+        check, most, part = FAULTS[name]
+        figures = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
+        while (done := figures.get(name, {}).get("times", 0)) < (times or most):
+            began = time.monotonic()
+            now = check(folder / name, min(part, (times or most) - done), done)
+            figures[name] = added(figures.get(name, {}), {**now, "seconds": round(time.monotonic() - began)})
+            print(table(figures), flush=True)
+            if arguments.json is not None:
+                figures["versions"] = {"python": platform.python_version()} | {
+                    library: metadata.version(library) for library in ("proxvi", "jax", "numpyro", "orbax-checkpoint")
+                }
+                arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

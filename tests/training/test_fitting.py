@@ -136,7 +136,7 @@ def test_bad_arguments_are_refused() -> None:
     svi = proxvi.ProximitySVI(model, lambda x: None, optax.sgd(0.1), Trace_ELBO(), ())
     with pytest.raises(ValueError, match="`num_steps` must be an integer of at least 1, got 0"):
         proxvi.fit(svi, KEY, 0, ROWS)
-    with pytest.raises(ValueError, match="`batch_size` must lie between 1 and the 1000 rows of the data, got 2000"):
+    with pytest.raises(ValueError, match="`batch_size` must be at most the 1000 rows of the data, got 2000"):
         proxvi.fit(svi, KEY, 10, ROWS, batch_size=2_000)
     with pytest.raises(ValueError, match=r"`data` must have one leading axis in common, got lengths \[10, 1000\]"):
         proxvi.fit(svi, KEY, 10, ROWS, ROWS[:10], batch_size=5)

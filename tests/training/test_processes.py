@@ -1,11 +1,7 @@
 """Several devices and several processes."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -37,28 +33,11 @@ def test_eight_devices_give_the_losses_of_one() -> None:
         proxvi.fit(faults.make_svi(), KEY, 200, ROWS, batch_size=100, mesh=mesh)
 
 
-def start_two(folder: Path, disturbance: str = "") -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("two_processes.py")
-    return [
-        subprocess.Popen(
-            [sys.executable, str(script), str(port), str(number), str(folder), disturbance],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
-
-
 def two_processes(
     folder: Path, send: signal.Signals | None = None, at: int = 0, disturbance: str = ""
 ) -> tuple[list[str], list[int]]:
     """What each of them printed and its exit status; with `send`, the second one gets that signal at step `at`."""
-    both = start_two(folder, disturbance)
+    both = faults.start_two(folder, disturbance)
     metrics = Path(f"{folder}.jsonl")
     if send is not None:
         while both[1].poll() is None and not (metrics.exists() and f'"step": {at},' in metrics.read_text()):
@@ -72,7 +51,7 @@ def two_processes(
 
 
 def bits_printed(printed: list[str]) -> list[list[str]]:
-    return [[line for line in text.splitlines() if line.startswith("bits ")] for text in printed]
+    return [faults.bits_printed(text) for text in printed]
 
 
 @pytest.mark.nightly
@@ -104,7 +83,7 @@ def test_two_processes_agree_stop_together_and_survive_the_death_of_one(tmp_path
 @pytest.mark.nightly
 @pytest.mark.xdist_group("processes")
 def test_processes_whose_steps_take_long_stop_soon_after_a_signal(tmp_path: Path) -> None:
-    both = start_two(tmp_path / "slow", "slow=0.1")
+    both = faults.start_two(tmp_path / "slow", "slow=0.1")
     time.sleep(30.0)  # compiled, and far from a report
     both[1].send_signal(signal.SIGTERM)
     sent = time.monotonic()

@@ -290,8 +290,8 @@ def test_in_a_thread_an_exception_of_the_callback_saves_and_stops(
     ("options", "data", "message"),
     [
         ({"batch_size": 0}, ROWS, "`batch_size` must be an integer of at least 1, got 0"),
-        ({"batch_size": 1_001}, ROWS, "`batch_size` must lie between 1 and the 1000 rows of the data, got 1001"),
-        ({}, ROWS[:0], r"`data` must have at least one row, got float32\[0, 50\]"),
+        ({"batch_size": 1_001}, ROWS, "`batch_size` must be at most the 1000 rows of the data, got 1001"),
+        ({}, ROWS[:0], r"`data` must have at least one row, got shape \(0, 50\)"),
         ({"batch_size": 1}, ROWS[:0], "`data` must have at least one row"),
         ({}, [], "`data` ended after 1 epoch"),
     ],

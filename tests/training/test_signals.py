@@ -1,5 +1,6 @@
 """Signals: killed or asked to stop at any moment, a run loses nothing that it has acknowledged."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -36,3 +37,10 @@ def test_sigterm_saves_and_exits(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert ended.value.code == 128 + signal.SIGTERM
     assert "received SIGTERM: saved step 1000 of 3000" in caplog.text
     assert faults.bits(faults.run(tmp_path)) == faults.bits(faults.run(None))
+
+
+def test_the_documentation_has_the_figures_of_the_result_file() -> None:
+    root = Path(__file__).parents[2]
+    figures = json.loads((root / "results" / "faults.json").read_text())
+    page = (root / "docs" / "long-runs.md").read_text()
+    assert page.split("<!-- table: faults -->")[1].split("<!-- end -->")[0].strip() == faults.table(figures)

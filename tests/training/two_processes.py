@@ -1,7 +1,7 @@
 """One of two processes that run `fit` together; started by the tests, with the port, its number and a folder.
 
-A further argument disturbs it: `slow=0.1` makes every batch take so many seconds; with `unverified` process 1 cannot
-verify the newest checkpoint.
+A further argument disturbs it: `slow=0.1` makes every batch take so many seconds, and `alone=0.1` does so in a process
+that trains by itself; with `unverified` process 1 cannot verify the newest checkpoint.
 """
 
 import sys
@@ -48,19 +48,20 @@ class Slow:
 if __name__ == "__main__":
     port, number, folder, *disturbance = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
     how, _, much = "".join(disturbance).partition("=")
+    rows = faults.data()
+    slow = {"every": 200_000, "checkpointing": proxvi.Checkpointing(folder)}
+    if how == "alone":
+        fit(1_000_000, Slow(rows[:100], float(much)), f"{folder}.jsonl", **slow)
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", 2, number, heartbeat_timeout_seconds=20)
     mesh = jax.make_mesh((4,), ("data",))
-    rows = faults.data()
-    checkpointing = proxvi.Checkpointing(folder, every=0.0)
     if how == "slow":
-        options = {"mesh": mesh, "checkpointing": proxvi.Checkpointing(folder)}
-        fit(10_000, Slow(rows[:50], float(much)), f"{folder}.jsonl", every=200, **options)
+        fit(1_000_000, Slow(rows[:50], float(much)), f"{folder}.jsonl", mesh=mesh, **slow)
     if how == "unverified" and number == 1:
         checkpoints._digest = fail_once(checkpoints._digest)  # pyright: ignore[reportPrivateUsage]
     if not how:
         fit(100, rows, f"{folder}-arrays.jsonl", batch_size=100, mesh=mesh)
     # Each process streams the rows that it owns, in an order of its own, half a batch at a time.
     stream = grain.MapDataset.source(list(rows[number::2])).shuffle(seed=number).repeat().batch(50).to_iter_dataset()
-    fit(STEPS, stream, f"{folder}.jsonl", mesh=mesh, checkpointing=checkpointing)
+    fit(STEPS, stream, f"{folder}.jsonl", mesh=mesh, checkpointing=proxvi.Checkpointing(folder, every=0.0))

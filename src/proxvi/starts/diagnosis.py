@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 
 from proxvi._typing import Params, ParamTree, Tree
-from proxvi._validation import check_integer, check_number, common_length
+from proxvi._validation import check_integer, check_key, check_number, common_length
 from proxvi.starts._lanes import Lanes
 from proxvi.starts.report import Luck
 from proxvi.training import has_converged, is_time_to_ask
@@ -92,7 +92,12 @@ def luck(
                 "`key` and `num_steps` must be given with an SVI, got None; write `luck(svi, jax.random.key(0), 5_000, "
                 "x)`."
             )
+        check_key(key)
         check_integer("num_steps", num_steps, remedy="1 is one step")
+        if average_last != 1:
+            raise ValueError(
+                f"`average_last` must be left out with an SVI, whose final ELBO takes `particles`, got {average_last}."
+            )
         check_integer("starts", starts, at_least=2, remedy="with one start there is nothing to compare")
         check_integer("particles", particles, at_least=2, remedy="the ELBO is a mean over samples")
         if stop_within is not None:
@@ -108,6 +113,11 @@ def luck(
     if not callable(inference):
         raise TypeError(
             f"`inference` must be an SVI or a function of a start, got {inference!r}; write `luck(svi, key, 5_000, x)`."
+        )
+    if num_steps is not None or data:
+        raise TypeError(
+            f"`inference` must be an SVI where `num_steps` and data are given, got the function {inference!r}; a "
+            "function of a start has them inside."
         )
     check_integer("average_last", average_last, remedy="1 takes the last ELBO")
     if isinstance(starts, int):

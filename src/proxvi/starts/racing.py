@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from numpyro.infer import SVI
 
 from proxvi._typing import Float, Int, Params, Tree
-from proxvi._validation import check_integer
+from proxvi._validation import check_inference, check_integer, check_key
 from proxvi.constraints import SpeedLimit
 from proxvi.starts._lanes import Lanes, take
 from proxvi.svi import ProximitySVIState
@@ -151,9 +151,15 @@ def race(
         >>> print(svi.guide.median(result.params)["frequency"].round(2))
         1.3
     """
+    check_inference("svi", svi)
+    check_key(key)
+    check_integer("num_steps", num_steps, remedy="they are those of all lanes together")
     check_integer("starts", starts, remedy="64 is the default")
+    check_integer("particles", particles, at_least=2, remedy="the ELBO is a mean over samples")
+    if checkpointing is not None and checkpointing.accept_changes:
+        raise ValueError("`accept_changes` must be False in a race, got True; a changed race starts in another folder.")
     unknown = [name for name in methods if name not in (PLAIN, LIMITED)]
-    if unknown or not methods:
+    if unknown or not methods or len(set(methods)) < len(methods):
         raise ValueError(f"`methods` must name {PLAIN!r}, {LIMITED!r}, or both, got {list(methods)}; leave it out.")
     count = starts * len(methods)
     if count < 2 or count & (count - 1):

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
-from proxvi._validation import check_integer, common_length
+from proxvi._validation import check_arrays, common_length
 from proxvi.training._devices import Placement, gather, local
 from proxvi.training._run_fingerprint import digest, signature
 from proxvi.training.checkpoints import ConfigurationError
@@ -24,12 +24,11 @@ def make_source(
     data: tuple[Tree, ...], batch_size: int | None, key: Array, longest: int, placement: Placement
 ) -> "Arrays | Stream":
     """A source of batches: a `Stream` for one iterable that is no array, `Arrays` for anything else."""
-    if len(data) == 1 and isinstance(data[0], tuple):
-        raise TypeError(
-            f"`data` must be the arguments of the model, one after the other, got a tuple of {len(data[0])}; "
-            "write `fit(svi, key, num_steps, x, y)`, or make the tuple a list if it is a stream of batches."
-        )
-    if len(data) == 1 and hasattr(data[0], "__iter__") and not (hasattr(data[0], "dtype") or isinstance(data[0], dict)):
+    if (
+        len(data) == 1
+        and hasattr(data[0], "__iter__")
+        and not (hasattr(data[0], "dtype") or isinstance(data[0], tuple | dict))
+    ):
         if batch_size is not None:
             raise ValueError(
                 f"`batch_size` must be None where `data` is an iterable, got {batch_size}; the iterable makes its "
@@ -38,11 +37,7 @@ def make_source(
         source = Stream(data[0], longest, placement.shard_stack)
         _check_divides("data", source.first(), placement.num_parts, jax.process_count())
         return source
-    if batch_size is not None:
-        check_integer("batch_size", batch_size, remedy="None uses all rows at every step")
-    empty = [signature(x) for x in jax.tree.leaves(data) if not np.size(x)]
-    if empty:
-        raise ValueError(f"`data` must have at least one row, got {empty[0]}; look at how it was selected.")
+    check_arrays(data, batch_size)
     if batch_size is None:
         _check_divides("data", data, placement.num_parts)
     source = Arrays(placement.replicate(data), batch_size, key, longest, placement.shard)
@@ -84,16 +79,8 @@ class Arrays:
         longest: int,
         shard: Callable[[Tree], Tree] = lambda batch: batch,
     ) -> None:
-        self.rows = (
-            0
-            if batch_size is None
-            else common_length("data", arrays, "with `batch_size=None` the arrays are handed on whole")
-        )
-        if batch_size is not None and not 1 <= batch_size <= self.rows:
-            raise ValueError(
-                f"`batch_size` must lie between 1 and the {self.rows} rows of the data, got {batch_size}; None "
-                "uses all of them at every step."
-            )
+        check_arrays(arrays, batch_size)
+        self.rows = 0 if batch_size is None else common_length("data", arrays, "it is the rows' axis")
         self.arrays, self.batch_size, self.key, self._shard = arrays, batch_size, key, shard
         self.longest = longest
         self.steps_per_epoch = 1 if batch_size is None else self.rows // batch_size

@@ -14,7 +14,15 @@ from numpyro.infer import ELBO, SVI, Trace_ELBO
 from proxvi._typing import Batch, Json, Metrics, Tree
 from proxvi._validation import common_length
 from proxvi.estimators import OrderedTraceELBO, as_scheduled, with_elbo
-from proxvi.svi import ProximitySVI, ProximitySVIState, guarded_update, stays_finite, warn_if_unweighted, with_loss
+from proxvi.svi import (
+    ProximitySVI,
+    ProximitySVIState,
+    guarded_update,
+    raise_if_stopped,
+    stays_finite,
+    warn_if_unweighted,
+    with_loss,
+)
 from proxvi.training._batches import make_source
 from proxvi.training._devices import Placement, from_process_zero
 from proxvi.training._run_fingerprint import describe
@@ -116,7 +124,11 @@ class ChunkRunner:
         return jax.jit(advance) if replicated is None else jax.jit(advance, out_shardings=replicated)
 
     def run(self, step: int, pacer: ChunkPacer) -> np.ndarray:
-        """Take the chunk of steps after `step`; returns their losses."""
+        """Take the chunk of steps after `step`; returns their losses.
+
+        Raises:
+            FloatingPointError: if too many steps in a row were not finite. The state is that before the chunk.
+        """
         feed, length = self.source.feed(step, pacer.limit(step))
         after = step + length
         measure = pacer.reports_at(after)
@@ -125,6 +137,7 @@ class ChunkRunner:
         losses = np.asarray(losses)[:length]  # waits; sliced here, because each length would compile a slice of its own
         if not (finite and np.all(np.isfinite(losses))):
             state, losses = self._skip_bad_steps(feed, step, length, measure)
+            raise_if_stopped(self.svi, state)
         self.state = state
         return losses
 
@@ -182,13 +195,13 @@ class ChunkRunner:
 
     def telemetry(self) -> Metrics:
         """What the constraints did, and how many steps were skipped."""
-        reports = [jax.device_get(c.telemetry) for c in self.state.constraints]
+        reports, skipped = jax.device_get(([c.telemetry for c in self.state.constraints], self.state.skipped.total))
         values: dict[str, list[float]] = {}
         for report in reports:
             for name, value in report._asdict().items():
                 values.setdefault(name, []).append(float(value))
         found = {name: v[0] if len(v) == 1 else v for name, v in values.items()}
-        return {**found, "skipped": int(self.state.skipped.total)}
+        return {**found, "skipped": int(skipped)}
 
     def describe(self) -> Json:
         """What a checkpoint must agree with."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +13,7 @@ from proxvi._typing import Json, Leaves
 from proxvi.training.checkpoints import CheckpointStore
 
 LOG = logging.getLogger("proxvi")
+ATTEMPTS = 3  # to write a checkpoint
 LONGEST_WAIT = 60  # seconds for another run to leave the folder
 
 
@@ -29,32 +30,47 @@ class OrbaxStore(CheckpointStore):
             from orbax.checkpoint import v1
         except ImportError as error:
             raise ImportError("`checkpointing` needs Orbax: pip install 'proxvi[checkpoint]'.") from error
-        training: Any = v1.training
-        self._folder = Path(folder).absolute()
+        self._training: Any = v1.training
+        self._folder, self._keep = Path(folder).absolute(), keep
         self.location = str(self._folder)
         self._resources = ExitStack()
         try:
             if jax.process_index() == 0:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._resources.enter_context(lock_folder(self._folder))
-            self._orbax = training.Checkpointer(
-                self._folder,
-                preservation_policy=training.preservation_policies.LatestN(keep),
-                # which step is worth saving is the caller's to decide
-                save_decision_policy=training.save_decision_policies.FixedIntervalPolicy(1),
-                cleanup_tmp_directories=True,
-            )
+            self._orbax = self._open()
         except OSError as error:
             raise OSError(
                 f"`Checkpointing.folder` must be a folder that can be written to, got {self.location!r} ({error}); "
                 "choose another, or make room."
             ) from error
-        self._resources.callback(self._orbax.close)  # raises again what went wrong, if something did
+        self._resources.callback(lambda: self._orbax.close())  # raises again what went wrong, if something did
+
+    def _open(self) -> Any:
+        return self._training.Checkpointer(
+            self._folder,
+            preservation_policy=self._training.preservation_policies.LatestN(self._keep),
+            # which step is worth saving is the caller's to decide
+            save_decision_policy=self._training.save_decision_policies.FixedIntervalPolicy(1),
+            cleanup_tmp_directories=True,
+        )
 
     def steps(self) -> list[int]:
         return [checkpoint.step for checkpoint in self._orbax.checkpoints]
 
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return self._orbax.save(step, leaves, custom_metadata=header)
+            except Exception as error:  # a network disk that hiccups, or a clock that jumped past a time-out of Orbax
+                if jax.process_count() > 1:  # the others do not know
+                    raise
+                LOG.warning("checkpoint %d was not written at attempt %d: %s", step, attempt, error)
+            with suppress(Exception):
+                self._orbax.close()  # an Orbax that has failed fails again, for the same reason
+            time.sleep(attempt)  # its threads may still be writing
+            with suppress(Exception):
+                self._orbax = self._open()  # removes what they have left
         return self._orbax.save(step, leaves, custom_metadata=header)
 
     def header(self, step: int) -> object:

@@ -57,8 +57,11 @@ class Progress:
     def mean_elbo(self, since: int) -> float:
         """The mean of the steps since `since` whose loss was finite; NaN if none was."""
         losses = self.losses_so_far[since:]
-        finite = losses[np.isfinite(losses)]
-        return -float(finite.mean(dtype=np.float64)) if finite.size else float("nan")
+        mean = losses.mean(dtype=np.float64)
+        if not np.isfinite(mean):
+            finite = losses[np.isfinite(losses)]
+            mean = finite.mean(dtype=np.float64) if finite.size else np.nan
+        return -float(mean)
 
     def validate(self, elbo: float, *, held: bool) -> None:
         """Count a report: is its validation ELBO the best so far?

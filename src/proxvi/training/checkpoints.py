@@ -19,6 +19,7 @@ from proxvi.training._run_fingerprint import content, signature
 
 __all__ = ["ConfigurationError"]
 
+LONGEST = 300  # characters of another library's message
 EXPLAINED = {"program": " (the program of a step: model, guide, estimator, optimiser, constraint or a setting of them)"}
 
 
@@ -189,8 +190,8 @@ class Checkpoints:
         except Exception as error:
             self._failed = True
             raise OSError(
-                f"checkpoint {step} could not be written to {self.location}: {error}. Earlier checkpoints are intact; "
-                "make room or choose another folder, and start again to resume from them."
+                f"checkpoint {step} could not be written to {self.location}: {_in_short(error)}. "
+                "Earlier checkpoints are intact; make room or choose another folder, and start again to resume."
             ) from error
         return step, f"{self.location}/{step}"
 
@@ -255,7 +256,7 @@ def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:
     try:
         result = attempt()
     except Exception as error:  # a damaged file can raise anything: json, tensorstore, zstd, OSError, …
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = _in_short(error)
         # Not the fault of the checkpoint; a barrier fails if another process did not come.
         if isinstance(error, ConfigurationError | MemoryError | PermissionError) or "barrier" in str(error).lower():
             fatal = error
@@ -267,6 +268,14 @@ def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:
         if outcome["fatal"]:
             raise OSError(f"another process could not resume: {outcome['reason']}")
     return result, failed[0]["reason"] if failed else None
+
+
+def _in_short(error: Exception) -> str:
+    """Its first line, without the pages of settings that tensorstore adds."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    for details in (" [os_error_code=", " [tensorstore_spec="):
+        first = first.split(details)[0]
+    return first if len(first) <= LONGEST else f"{first[: LONGEST // 2]} … {first[-LONGEST // 2 :]}"
 
 
 def _like(described: str) -> np.ndarray:

@@ -18,8 +18,8 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 from proxvi._typing import Metrics, Tree
-from proxvi._validation import check_integer, check_number
-from proxvi.svi import ACTIVE, raise_if_stopped, warn_if_held
+from proxvi._validation import check_inference, check_integer, check_key, check_number
+from proxvi.svi import ACTIVE, warn_if_held
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import agree
 from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
@@ -103,6 +103,8 @@ def fit(
                 reporting=proxvi.Reporting(every=100, metrics_file="runs/mine.jsonl"),
             )
     """
+    check_inference("svi", svi)
+    check_key(key)
     check_integer("num_steps", num_steps)
     if stop_within is not None:
         check_number("stop_within", stop_within, above=0.0, remedy="2 nats are a good choice, and None takes all steps")
@@ -138,7 +140,6 @@ def fit(
                 pacer.record(len(losses), time.perf_counter() - started)
                 progress.add(losses)
                 bar.update(len(losses))
-                raise_if_stopped(runner.svi, runner.state)
                 if pacer.reports_at(progress.step):
                     metrics = _measure(runner, progress, pacer, reporting, validation)
                     log.report(progress.step, metrics)
@@ -206,8 +207,6 @@ def _saved_if_interrupted(
     """Save before an exception ends the run."""
     try:
         yield
-    except FloatingPointError:  # the latest checkpoint is of a step before the skipped ones
-        raise
     except BaseException as error:
         # Several processes save together, and the others do not know of this exception.
         if checkpoints is not None and progress.step and jax.process_count() == 1:

@@ -79,9 +79,9 @@ class Reporting:
 
     Args:
         every: steps between two reports; each includes a validation.
-        progress: whether to show a progress bar; None shows it on a terminal.
+        progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         measure: metrics of your own: a function of the parameters that returns a dictionary of numbers.
-        callback: called with the step and the metrics at each report.
+        callback: called with the step and the metrics at each report. If it raises, the run is saved and ends.
         metrics_file: the metrics as JSON lines, with null for what is not finite, and a line for each checkpoint once
             it is complete on disk.
 
@@ -91,14 +91,7 @@ class Reporting:
         >>> reporting.every
         100
 
-        TensorBoard, Weights & Biases and MLflow take the metrics of one constraint as they are::
-
-            writer = tensorboardX.SummaryWriter()
-            callback = lambda step, metrics: [writer.add_scalar(k, v, step) for k, v in metrics.items()]
-
-            callback = lambda step, metrics: wandb.log(metrics, step=step)
-
-            callback = lambda step, metrics: mlflow.log_metrics(metrics, step=step)
+        `proxvi.training.trackers` has callbacks for TensorBoard, Weights & Biases and MLflow.
     """
 
     every: int = 1_000
