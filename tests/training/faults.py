@@ -372,8 +372,8 @@ def same_folder(folder, *_):
     return {"times": 1, "slowest": round(waited)}
 
 
-def start_two(folder, disturbance=""):
-    """Two processes that train together; see two_processes.py."""
+def start_two(folder, disturbance="", count=2):
+    """Two processes that train together, or one of them; see two_processes.py."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -386,7 +386,7 @@ def start_two(folder, disturbance=""):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for number in (0, 1)
+        for number in range(count)
     ]
 
 
@@ -427,7 +427,7 @@ def deadline(folder, *_):
     for seconds in (0.001, 1.0):
         for count in (1, 2):
             place = folder / f"{count}-{seconds}"
-            processes = start_two(place, f"slow={seconds}" if count == 2 else f"alone={seconds}")[:count]
+            processes = start_two(place, f"slow={seconds}" if count == 2 else f"alone={seconds}", count)
             time.sleep(40.0)  # compiled, and far from a report
             sent = time.monotonic()
             processes[-1].send_signal(signal.SIGTERM)
