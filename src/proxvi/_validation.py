@@ -78,9 +78,9 @@ def check_key(key: object) -> None:
 
 
 def check_inference(name: str, svi: object) -> None:
-    """Refuse anything but an inference of NumPyro's; its subclasses take steps of their own, but for ours."""
+    """Refuse anything but NumPyro's `SVI` or a subclass."""
     if not isinstance(svi, SVI):
-        raise TypeError(f"`{name}` must be a ProximitySVI or NumPyro's SVI, got {svi!r}; make one of it.")
+        raise TypeError(f"`{name}` must be a ProximitySVI or NumPyro's SVI, got {svi!r}; write `SVI(model, guide, …)`.")
 
 
 def check_arrays(data: tuple[Tree, ...], batch_size: Any) -> None:
@@ -90,7 +90,7 @@ def check_arrays(data: tuple[Tree, ...], batch_size: Any) -> None:
             f"`data` must be the arguments of the model, one after the other, got a tuple of {len(data[0])}; write "
             "`x, y`, or make the tuple a list if it is a stream of batches."
         )
-    empty = [np.shape(x) for x in jax.tree.leaves(data) if not np.size(x)]
+    empty = [np.shape(x) for x in jax.tree.leaves(data) if np.ndim(x) and np.shape(x)[0] == 0]
     if empty:
         raise ValueError(f"`data` must have at least one row, got shape {empty[0]}; look at how it was selected.")
     if batch_size is None:

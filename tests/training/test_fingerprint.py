@@ -62,11 +62,15 @@ def of_sites(sites: tuple[str, ...]) -> Callable[[Any], Any]:
     return lambda q: proxvi.entropy({site: q[site] for site in sites})
 
 
-def program(model: Any = a_minus_b, optimizer: Any = None, loss: Any = None, statistic: Any = None) -> str:
+def program(**options: Any) -> str:
+    return described(**options)["program"]
+
+
+def described(model: Any = a_minus_b, optimizer: Any = None, loss: Any = None, statistic: Any = None) -> dict[str, Any]:
     constraints = () if statistic is None else proxvi.Proximity(statistic, magnitude=1.0)
     optimizer = optimizer or optax.adam(0.1)
     svi = proxvi.ProximitySVI(model, AutoNormal(model), optimizer, loss or Trace_ELBO(), constraints)
-    return describe(svi, KEY, svi.init(KEY, ROWS), (ROWS,))["program"]
+    return describe(svi, KEY, svi.init(KEY, ROWS), (ROWS,))
 
 
 ONES, SPOILT = np.ones(8, np.float32), np.array([1, 1, 1, 1, 1, 7, 1, 1], np.float32)
@@ -122,6 +126,15 @@ def test_the_order_of_a_sum_does_not_count_but_that_of_a_difference_does() -> No
     )
 
 
+def test_the_code_of_a_callback_counts() -> None:
+    def of(function: Callable[..., Any]) -> str:
+        like = jax.ShapeDtypeStruct((), jnp.float32)
+        return program_digest(jax.make_jaxpr(lambda x: jax.pure_callback(function, like, x))(1.0))
+
+    assert of(lambda x: x + 1) == of(lambda x: x + 1)
+    assert of(lambda x: x + 1) != of(lambda x: x + 2)
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 def test_every_process_has_the_same_digest() -> None:
@@ -134,10 +147,11 @@ def test_every_process_has_the_same_digest() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(printed) == 1
-    assert len(printed.pop().split()) == 3
+    assert len(printed.pop().split()) == 6
 
 
 def print_programs() -> None:
     """For the processes of the test above."""
     for loss in (Trace_ELBO(), TraceMeanField_ELBO(), TraceGraph_ELBO()):
-        print(program(loss=loss, statistic=proxvi.entropy))
+        found = described(loss=loss, statistic=proxvi.entropy)
+        print(found["program"], found["start"])

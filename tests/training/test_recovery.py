@@ -17,6 +17,8 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
+from proxvi._validation import check_arrays
+from proxvi.training._orbax_store import OrbaxStore
 
 from . import faults
 from .common import KEY, ROWS, CrashError
@@ -132,7 +134,7 @@ def test_a_changed_run_is_refused_and_goes_on_if_asked_to(tmp_path: Path, caplog
     ):
         fit(40, **lower)
     result = fit(40, accept_changes=True, **lower)
-    assert "is of another run, in `program`; it goes on from there, with all of its state" in caplog.text
+    assert "a run with another `program`. This run continues from it and keeps all of its state" in caplog.text
     np.testing.assert_array_equal(result.losses[:20], first.losses)
     assert int(result.state.optim_state[0]) == 40
     distance = np.max(np.abs(result.params["mean_auto_loc"] - first.params["mean_auto_loc"]))
@@ -148,7 +150,8 @@ def test_what_does_not_fit_starts_afresh_and_the_log_says_so(tmp_path: Path, cap
     held = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, 10, 1e-10))
     clipped = optax.chain(optax.clip(1.0), optax.sgd(1e-9))
     result = fit(21, folder=tmp_path, optimizer=clipped, constraints=held, accept_changes=True)
-    assert "with a fresh state of the constraints and a fresh state of the optimiser" in caplog.text
+    assert "This run continues from it and starts the constraints and the optimiser afresh" in caplog.text
+    assert int(result.state.optim_state[0]) == 21  # the clock of an annealed ELBO goes on
     np.testing.assert_allclose(result.params["mean_auto_loc"], first.params["mean_auto_loc"], rtol=1e-5)
     assert len(result.losses) == 21
 
@@ -324,3 +327,78 @@ def test_scalars_go_to_all_devices() -> None:
         proxvi.fit(faults.make_svi(), KEY, 10, ROWS[:999], mesh=mesh)
     with pytest.raises(ValueError, match=r"`data` must be a multiple of the 8 devices .* got 10 rows"):
         proxvi.fit(faults.make_svi(), KEY, 10, [ROWS[:10]], mesh=mesh)
+
+
+# What a review found
+
+
+@pytest.mark.slow
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    def send(step: int, _: dict[str, Any]) -> None:
+        if step == 10:
+            signal.raise_signal(signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        assert len(fit(folder=tmp_path, callback=send).losses) == 20
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_save_whose_first_attempt_was_complete_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = OrbaxStore(tmp_path, keep=2)
+    save, calls = type(store._orbax).save, iter([True])
+
+    def fail_after(*args: Any, **options: Any) -> bool:
+        save(*args, **options)
+        if next(calls, False):
+            raise OSError("an old checkpoint could not be removed")
+        return True
+
+    monkeypatch.setattr(type(store._orbax), "save", fail_after)
+    assert store.save(10, {"x": np.ones(3)}, {"note": 1})
+    assert store.steps() == [10]
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_stream_of_other_data_goes_on_if_changes_are_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = [ROWS[i : i + 10] for i in range(0, 1_000, 10)]
+    fit(30, batches, folder=tmp_path)
+    others = [batches[0], *(batch + 1 for batch in batches[1:])]
+    assert len(fit(40, others, folder=tmp_path, accept_changes=True).losses) == 40
+    assert "`data` yields other batches than before" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_metrics_file_that_cannot_be_written_does_not_keep_the_run_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("proxvi.training._progress.MetricsLog.report", full)
+    with pytest.raises(OSError, match="No space left"):
+        fit(folder=tmp_path, metrics_file=tmp_path / "metrics.jsonl")
+    assert checkpoints_in(tmp_path)[-1] == 10
+    assert "ended the run: saved step 10" in caplog.text
+
+
+def test_a_first_line_that_was_cut_off_is_still_ours(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 10, "elb')
+    fit(metrics_file=file)
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [10, 20]
+
+
+def test_data_may_have_no_columns() -> None:
+    check_arrays((ROWS, np.zeros((1_000, 0))), 10)
+
+
+@pytest.mark.slow
+def test_another_rate_in_the_state_of_the_optimiser_is_another_run(tmp_path: Path) -> None:
+    fit(folder=tmp_path, optimizer=optax.inject_hyperparams(optax.adam)(learning_rate=0.05))
+    with pytest.raises(proxvi.ConfigurationError, match="for `start`"):
+        fit(40, folder=tmp_path, optimizer=optax.inject_hyperparams(optax.adam)(learning_rate=0.5))

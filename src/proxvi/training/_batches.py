@@ -3,6 +3,7 @@
 import base64
 import copy
 import itertools
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from proxvi.training._devices import Placement, gather, local
 from proxvi.training._run_fingerprint import digest, signature
 from proxvi.training.checkpoints import ConfigurationError
 
+LOG = logging.getLogger("proxvi")
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
 
 
@@ -127,7 +129,7 @@ class Arrays:
     def state(self, step: int) -> None:
         """None: a batch depends on its step only."""
 
-    def seek(self, step: int, state: object, *, same_data: bool) -> None:
+    def seek(self, step: int, state: object, *, accept_changes: bool) -> None:
         """Go to `step`; nothing to do."""
 
     def fetch_ahead(self, step: int, limit: int) -> None:
@@ -233,16 +235,16 @@ class Stream:
         """For each process, the position of its iterator before the batch of `step`, and a witness of its contents."""
         return gather(self._states[step])
 
-    def seek(self, step: int, states: object, *, same_data: bool) -> None:
+    def seek(self, step: int, states: object, *, accept_changes: bool) -> None:
         """Go from the start to `step`: by the iterator's own state, or by counting.
 
         Args:
             step: to go to.
             states: what `state` returned.
-            same_data: whether the witness is checked.
+            accept_changes: whether other data are only said in the log.
 
         Raises:
-            ConfigurationError: if the batch of the witness is another one now.
+            ConfigurationError: if the batch of the witness is another one now, and changes are not accepted.
         """
         state: Json = {"position": None, "witness": None}
         if isinstance(states, list) and len(states) == jax.process_count():  # otherwise the data are others
@@ -259,11 +261,14 @@ class Stream:
                 self._go_to(witness["position"])
                 found = digest(self._next())
             self._go_to(state["position"])
-        if same_data and witness is not None and found not in (None, witness["digest"]):
-            raise ConfigurationError(
-                f"`data` must yield the batches that it yielded before the checkpoint of step {step}, got another one "
-                f"at step {witness['step']}; use another folder, or the data of the checkpoint."
-            )
+        if witness is not None and found not in (None, witness["digest"]):
+            if not accept_changes:
+                raise ConfigurationError(
+                    f"`data` must yield the batches that it yielded before the checkpoint of step {step}, got another "
+                    f"one at step {witness['step']}; use another folder, or the data of the checkpoint, or go on by "
+                    "`Checkpointing(..., accept_changes=True)`."
+                )
+            LOG.warning("`data` yields other batches than before: that of step %d is another one", witness["step"])
         self._feed, self._states = None, {step: state}
 
     def _go_to(self, position: Json) -> None:

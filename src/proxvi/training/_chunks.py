@@ -173,10 +173,10 @@ class ChunkRunner:
                 break
         return state, losses
 
-    def resume(self, step: int, state: ProximitySVIState, source_state: Tree, *, same_data: bool) -> None:
-        """Go on from a checkpoint; with `same_data` it is checked that a stream yields what it did before."""
+    def resume(self, step: int, state: ProximitySVIState, source_state: Tree, *, accept_changes: bool) -> None:
+        """Go on from a checkpoint; a stream that yields something else now is refused, unless changes are accepted."""
         self.state = self._placement.replicate(state)
-        self.source.seek(step, source_state, same_data=same_data)
+        self.source.seek(step, source_state, accept_changes=accept_changes)
 
     def part_of_state(self, leaf: str) -> str | None:
         """The part to which a leaf of `{"state": self.state}` belongs; None if it must not start afresh."""
@@ -185,7 +185,8 @@ class ChunkRunner:
         optim_state: Any = self.state.optim_state
         # An Optax optimiser keeps the parameters by themselves. One of NumPyro's has them between its moments.
         separate = isinstance(optim_state[1], tuple) and optim_state[1][0] is self.svi.optim.get_params(optim_state)
-        if separate and leaf.startswith("['state'].optim_state") and not leaf.startswith(PARAMETERS):
+        # The count of steps before it is the clock of schedules of the ELBO, too.
+        if separate and leaf.startswith("['state'].optim_state[1]") and not leaf.startswith(PARAMETERS):
             return "optimiser"
         return None
 

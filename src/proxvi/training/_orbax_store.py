@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import jax
 
 from proxvi._typing import Json, Leaves
+from proxvi.training._devices import gather
 from proxvi.training.checkpoints import CheckpointStore
 
 LOG = logging.getLogger("proxvi")
@@ -61,7 +62,7 @@ class OrbaxStore(CheckpointStore):
     def save(self, step: int, leaves: Leaves, header: Json) -> bool:
         for attempt in range(1, ATTEMPTS):
             try:
-                return self._orbax.save(step, leaves, custom_metadata=header)
+                return self._orbax.save(step, leaves, custom_metadata=header, overwrite=attempt > 1)
             except Exception as error:  # a network disk that hiccups, or a clock that jumped past a time-out of Orbax
                 if jax.process_count() > 1:  # the others do not know
                     raise
@@ -71,7 +72,8 @@ class OrbaxStore(CheckpointStore):
             time.sleep(attempt)  # its threads may still be writing
             with suppress(Exception):
                 self._orbax = self._open()  # removes what they have left
-        return self._orbax.save(step, leaves, custom_metadata=header)
+        # What failed may have been what comes after writing, so there may be a checkpoint of this step.
+        return self._orbax.save(step, leaves, custom_metadata=header, overwrite=True)
 
     def header(self, step: int) -> object:
         return self._orbax.metadata(step).custom_metadata
@@ -84,10 +86,13 @@ class OrbaxStore(CheckpointStore):
         return self._orbax.load(step, abstract)
 
     def mark_damaged(self, step: int) -> str:
-        taken = len(list(self._folder.glob(f"{step}.damaged*")))
-        name = f"{step}.damaged" + (f".{taken}" if taken else "")
+        name, number = f"{step}.damaged", 0
         if jax.process_index() == 0:
+            while (self._folder / name).exists():
+                number += 1
+                name = f"{step}.damaged.{number}"
             (self._folder / str(step)).rename(self._folder / name)
+        name, *_ = gather(name)  # the others look at the folder after it was renamed
         self._orbax.reload()
         return name
 

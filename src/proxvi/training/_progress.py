@@ -135,7 +135,7 @@ class MetricsLog:
             try:
                 found.append((int(json.loads(line)["step"]), line.decode()))
             except (ValueError, TypeError, KeyError) as error:  # garbled by a crash, unless it is the first
-                if number == 0:
+                if number == 0 and not line.startswith(b'{"step": '):
                     raise ValueError(
                         f"`metrics_file` must be a new file or one that `fit` wrote, got {str(self._path)!r}, whose "
                         f"first line is {line[:40]!r}; choose another name, or move the file away."

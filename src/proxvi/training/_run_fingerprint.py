@@ -27,6 +27,7 @@ def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Bat
         "loss": type(svi.loss).__name__,
         "jax": jax.__version__,
         "program": program_digest(program),
+        "start": digest(jax.tree.map(local, state.optim_state)),  # has what is set there, as by `inject_hyperparams`
     }
 
 
@@ -80,7 +81,7 @@ def _outputs(program: Tree) -> list[int]:
             known[equation.outvars[0]] = sum(terms) % MODULUS
             continue
         settings = {name: value for name, value in equation.params.items() if name not in NOT_COMPUTED}
-        made = _digest_of(equation.primitive.name, _plain(settings), terms)
+        made = _digest_of(equation.primitive.name, _plain(settings), _host_functions(equation), terms)
         known |= {x: _digest_of(made, i, str(x.aval)) for i, x in enumerate(equation.outvars)}
     return [of(x) for x in jaxpr.outvars]
 
@@ -98,8 +99,17 @@ def _plain(value: object) -> object:
     if isinstance(value, np.ndarray | jax.Array):
         return signature(value), digest(value)
     if (callable(value) and not isinstance(value, type)) or hasattr(value, "call_wrapped"):
-        return "function"  # makes derivatives that the program already has
+        return "function"  # makes derivatives, which the program already has; those on the host are `_host_functions`
     return re.sub(r"0x[0-9a-f]+", "", str(value))
+
+
+def _host_functions(equation: Any) -> list[str]:
+    """The names and code of the Python functions that a callback to the host calls."""
+    if "callback" not in equation.primitive.name:
+        return []
+    functions = [getattr(x, "callback_func", x) for x in equation.params.values() if callable(x)]
+    codes = [getattr(function, "__code__", None) for function in functions]
+    return [re.sub(r"0x[0-9a-f]+", "", f"{c.co_name} {c.co_code.hex()} {c.co_names} {c.co_consts}") for c in codes if c]
 
 
 def _digest_of(*parts: object) -> int:

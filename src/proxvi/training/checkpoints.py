@@ -102,12 +102,15 @@ class Checkpoints:
         configuration: what a checkpoint must agree with to belong to this run; JSON.
         every: seconds between two of them.
         accept_changes: whether to go on from a checkpoint with another configuration.
+
+    Attributes:
+        accept_changes: the same.
     """
 
     def __init__(
         self, store: CheckpointStore, configuration: Json, every: float = 300.0, *, accept_changes: bool = False
     ) -> None:
-        self._store, self._every, self._accept_changes = store, every, accept_changes
+        self._store, self._every, self.accept_changes = store, every, accept_changes
         self._configuration = json.loads(json.dumps(configuration))
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, Future[None]] | None = None  # a save that was begun, and its step
@@ -218,10 +221,10 @@ class Checkpoints:
 
     def _read(self, step: int, header: Json, like: Tree, part: Callable[[str], str | None]) -> Restored:
         changed = _differences(header["configuration"], self._configuration)
-        self._refuse(step, {} if self._accept_changes else changed)
+        self._refuse(step, {} if self.accept_changes else changed)
         ours = _leaves(like)
         misfits = _differences(header["leaves"], {name: signature(local(x)) for name, x in ours.items()})
-        if not self._accept_changes:
+        if not self.accept_changes:
             self._refuse(step, misfits)
         self._refuse(step, {name: values for name, values in misfits.items() if part(name) is None})
         fresh = {part(name) for name in misfits}
@@ -239,7 +242,7 @@ class Checkpoints:
             raise ConfigurationError(
                 f"checkpoint {step} in {self.location} has {there!r} for `{name}`{EXPLAINED.get(name, '')}, this run "
                 f"{here!r}; use another folder, or the settings of the checkpoint"
-                + ("." if self._accept_changes else ", or go on from it by `Checkpointing(..., accept_changes=True)`.")
+                + ("." if self.accept_changes else ", or go on from it by `Checkpointing(..., accept_changes=True)`.")
             )
 
 

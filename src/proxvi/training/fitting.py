@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
 
 import jax
@@ -63,8 +63,8 @@ def fit(
         checkpointing: where and how often to save; None saves nothing.
         reporting: what to report, how often, and where to.
         validation: held-out data, and when to stop early.
-        stop_within: stop at a report once as many steps again would gain less than this many nats, by what the noise of
-            the losses lets one tell. Not while a constraint is active. None takes all steps.
+        stop_within: stop at a report when as many steps again would probably gain less than this many nats, judged from
+            the noisy losses. Not while a constraint is active. None takes all steps.
         mesh: devices; each batch is sharded along its first axis. It may span processes (`jax.distributed`).
 
     Returns:
@@ -119,7 +119,7 @@ def fit(
             checkpoints = stack.enter_context(closing(checkpointing.open(runner.describe())))
         progress = Progress(np.empty(num_steps, jnp.result_type(float)))
         if checkpoints is not None:
-            _resume(checkpoints, runner, progress)
+            _resume(checkpoints, runner, progress, accept_changes=checkpoints.accept_changes)
         log.start(progress.step)
         bar = stack.enter_context(progress_bar(reporting.progress, num_steps, progress.step))
         if checkpoints is not None and progress.step and not bar.disable:
@@ -133,7 +133,7 @@ def fit(
                 return False
             return progress.has_converged(pacer.report_before(step), stop_within)
 
-        with _saved_if_interrupted(checkpoints, runner, progress, log):
+        with _saved_if_interrupted(checkpoints, runner, progress, received):
             while progress.step < num_steps and not converged() and (patience is None or progress.waited < patience):
                 started = time.perf_counter()
                 losses = runner.run(progress.step, pacer)
@@ -202,16 +202,18 @@ def _finish_saving(checkpoints: Checkpoints, runner: ChunkRunner, progress: Prog
 
 @contextmanager
 def _saved_if_interrupted(
-    checkpoints: Checkpoints | None, runner: ChunkRunner, progress: Progress, log: MetricsLog
+    checkpoints: Checkpoints | None, runner: ChunkRunner, progress: Progress, received: list[int]
 ) -> Iterator[None]:
-    """Save before an exception ends the run."""
+    """Save before an exception ends the run, unless it is that of a second signal."""
     try:
         yield
     except BaseException as error:
         # Several processes save together, and the others do not know of this exception.
-        if checkpoints is not None and progress.step and jax.process_count() == 1:
+        if checkpoints is not None and progress.step and jax.process_count() == 1 and not received:
+            with suppress(OSError):
+                checkpoints.wait()  # an earlier one, which may have failed
             try:
-                _finish_saving(checkpoints, runner, progress, log)
+                _finish_saving(checkpoints, runner, progress, MetricsLog(None))  # its disk may be the reason
             except Exception as failure:
                 LOG.warning("%s ended the run, and step %d was not saved: %s", repr(error), progress.step, failure)
             else:
@@ -219,7 +221,7 @@ def _saved_if_interrupted(
         raise
 
 
-def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -> None:
+def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, *, accept_changes: bool) -> None:
     """Resume from the newest checkpoint, if there is one."""
     restored = checkpoints.restore(
         lambda step: {"state": runner.state, "losses": np.empty(step, progress.losses.dtype)}, runner.part_of_state
@@ -233,13 +235,13 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -
         )
     if restored.changed or restored.fresh:
         LOG.warning(
-            "checkpoint %d in %s is of another run, in %s; it goes on from there, with %s",
+            "checkpoint %d in %s was made by a run with another %s. This run continues from it and %s",
             restored.step,
             checkpoints.location,
-            ", ".join(f"`{name}`" for name in restored.changed) or "the shapes of its state",
-            " and ".join([f"a fresh state of the {part}" for part in restored.fresh]) or "all of its state",
+            ", ".join(f"`{name}`" for name in restored.changed) or "shape of its state",
+            f"starts the {' and the '.join(restored.fresh)} afresh" if restored.fresh else "keeps all of its state",
         )
-    runner.resume(restored.step, restored.tree["state"], restored.notes["data"], same_data=not restored.changed)
+    runner.resume(restored.step, restored.tree["state"], restored.notes["data"], accept_changes=accept_changes)
     progress.resume(restored.step, restored.tree["losses"], restored.notes["fit"])
 
 
@@ -263,7 +265,9 @@ def _stop_signals(*, caught: bool) -> Iterator[list[int]]:
         yield received
         return
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
+    # `nohup` has SIGHUP ignored, and a shell's `&` Ctrl-C; None is a handler that is not Python's.
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
 
     def on_signal(number: int, _: FrameType | None) -> None:
         received.append(number)

@@ -81,7 +81,8 @@ class Reporting:
         every: steps between two reports; each includes a validation.
         progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         measure: metrics of your own: a function of the parameters that returns a dictionary of numbers.
-        callback: called with the step and the metrics at each report. If it raises, the run is saved and ends.
+        callback: called with the step and the metrics at each report. If it raises, the run is saved and ends; when it
+            goes on, this report is not made again.
         metrics_file: the metrics as JSON lines, with null for what is not finite, and a line for each checkpoint once
             it is complete on disk.
 

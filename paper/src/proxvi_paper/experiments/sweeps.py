@@ -74,7 +74,8 @@ class Options:
                 with self._executor(here) as executor:
                     return sweep(trials, folder, runs, executor, checkpoint_every=self.checkpoint_every)
             except RuntimeError as error:
-                if not isinstance(error.__cause__, BrokenExecutor) or broken == RESTARTS:
+                killed = any(isinstance(e, BrokenExecutor) for e in (error, error.__cause__))
+                if not killed or broken == RESTARTS:
                     raise
                 print("a worker was killed; new ones go on from the checkpoints.", file=sys.stderr)
         raise AssertionError
@@ -158,7 +159,7 @@ def sweep(
         raise RuntimeError(
             f"{len(failed)} of {len(figures)} trials did not finish ({listed}); those that were interrupted go on "
             "from their checkpoints when you start the same again."
-        ) from next(iter(failed.values()))
+        ) from next((e for e in failed.values() if isinstance(e, BrokenExecutor)), next(iter(failed.values())))
     return {trial: known for trial, known in figures.items() if known is not None}
 
 
