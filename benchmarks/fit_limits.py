@@ -95,14 +95,12 @@ def main():
     )
     blocked, written = checkpoint(arguments.parameters)
     print(f"{arguments.parameters:,} parameters: save blocks {1e3 * blocked:.1f} ms, and writes for {written:.1f} s")
-    write_record(
-        arguments.json,
-        [
-            Row.of_ratios("fit over a bare loop, tiny steps", ours / theirs, seconds=float(np.median(ours)) / TURN),
-            Row("seconds that a checkpoint blocks", blocked),
-            Row("seconds until it is written", written),
-        ],
-    )
+    rows = [
+        Row.of_ratios("fit over a bare loop, tiny steps", ours / theirs, seconds=float(np.median(ours)) / TURN),
+        Row("seconds that a checkpoint blocks", blocked),
+        Row("seconds until it is written", written),
+    ]
+    write_record(arguments.json, rows)
 
 
 if __name__ == "__main__":
