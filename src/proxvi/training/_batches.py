@@ -39,11 +39,10 @@ def make_source(
         source = Stream(data[0], longest, placement.shard_stack)
         _check_divides("data", source.first(), placement.num_parts, jax.process_count())
         return source
-    check_arrays(data, batch_size)
+    source = Arrays(placement.replicate(data), batch_size, key, longest, placement.shard)
     if batch_size is None:
         _check_divides("data", data, placement.num_parts)
-    source = Arrays(placement.replicate(data), batch_size, key, longest, placement.shard)
-    if batch_size is not None:
+    else:
         _check_divides("batch_size", np.empty(batch_size), placement.num_parts)
     return source
 

@@ -119,7 +119,7 @@ def fit(
             checkpoints = stack.enter_context(closing(checkpointing.open(runner.describe())))
         progress = Progress(np.empty(num_steps, jnp.result_type(float)))
         if checkpoints is not None:
-            _resume(checkpoints, runner, progress, accept_changes=checkpoints.accept_changes)
+            _resume(checkpoints, runner, progress)
         log.start(progress.step)
         bar = stack.enter_context(progress_bar(reporting.progress, num_steps, progress.step))
         if checkpoints is not None and progress.step and not bar.disable:
@@ -221,7 +221,7 @@ def _saved_if_interrupted(
         raise
 
 
-def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, *, accept_changes: bool) -> None:
+def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -> None:
     """Resume from the newest checkpoint, if there is one."""
     restored = checkpoints.restore(
         lambda step: {"state": runner.state, "losses": np.empty(step, progress.losses.dtype)}, runner.part_of_state
@@ -241,13 +241,15 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress, *
             ", ".join(f"`{name}`" for name in restored.changed) or "shape of its state",
             f"starts the {' and the '.join(restored.fresh)} afresh" if restored.fresh else "keeps all of its state",
         )
-    runner.resume(restored.step, restored.tree["state"], restored.notes["data"], accept_changes=accept_changes)
+    runner.resume(
+        restored.step, restored.tree["state"], restored.notes["data"], accept_changes=checkpoints.accept_changes
+    )
     progress.resume(restored.step, restored.tree["losses"], restored.notes["fit"])
 
 
 @contextmanager
 def _stop_signals(*, caught: bool) -> Iterator[list[int]]:
-    """A list to which received signals are added; a second signal of the same kind acts at once.
+    """A list to which received signals are added; a second one of the same kind ends the run without another save.
 
     Python allows only the main thread to catch signals. In any other thread the list stays empty, and the log says so.
 
