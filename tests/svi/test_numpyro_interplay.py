@@ -11,12 +11,12 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import Array
-from numpyro.infer import SVI, Trace_ELBO, init_to_value
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.primitives import mutable
 
 import proxvi
-from proxvi.svi import warn_if_held
+from proxvi.svi import warn_after_run
 
 
 def model(x: Array) -> None:
@@ -66,7 +66,7 @@ def test_a_share_of_vanishing_gradients_is_no_constraint_that_holds(magnitude: f
     held = held._replace(telemetry=report, constraint=held.constraint._replace(unit=jnp.array(100.0)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_if_held(svi, state._replace(constraints=(held,)))
+        warn_after_run(svi.constraints, [held], np.full(10_000, 100.0))
     assert bool(caught) == warns
 
 
@@ -76,6 +76,26 @@ def test_a_constraint_that_lets_go_at_the_end_is_named() -> None:
     late = lambda step: jnp.where(step < 95, 1.0, 0.0)  # noqa: E731
     with pytest.warns(UserWarning, match="let go 6 steps before the end of 100"):
         new(magnitude=late).run(jax.random.key(0), 100, jnp.array(3.0), progress_bar=False)
+
+
+@pytest.mark.parametrize("run", ["run", "fit"])
+def test_a_unit_of_next_to_nothing_is_named(run: str) -> None:
+    """The loss is 0 in the first steps, of which the unit is made, and then falls to −10,000."""
+
+    def climbing() -> None:
+        numpyro.factor("height", 1e4 - (numpyro.param("w", 0.0) - 100.0) ** 2)
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide() -> None:
+        numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+    optimizer = optax.sgd(lambda step: jnp.where(step < 10, 1e-6, 0.1))
+    svi = proxvi.ProximitySVI(climbing, guide, optimizer, TraceMeanField_ELBO(), constraint(50))
+    with pytest.warns(UserWarning, match=r"the unit of `magnitude`.* changed by 1e\+04: .*relative=False"):
+        if run == "run":
+            svi.run(jax.random.key(0), 100, progress_bar=False)
+        else:
+            proxvi.fit(svi, jax.random.key(0), 100, reporting=proxvi.Reporting(progress=False))
 
 
 @pytest.mark.parametrize("magnitude", [0.0, optax.constant_schedule(0.0)], ids=["number", "schedule"])

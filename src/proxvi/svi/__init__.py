@@ -1,11 +1,10 @@
 """Constraints in NumPyro's SVI."""
 
 from proxvi.svi._nonfinite import Skipped, guarded_update, raise_if_stopped, stays_finite
+from proxvi.svi._run_warnings import ACTIVE, warn_after_run
 from proxvi.svi.proximity_svi import (
-    ACTIVE,
     ProximitySVI,
     ProximitySVIState,
-    warn_if_held,
     warn_if_unweighted,
     with_loss,
     with_params,
@@ -19,7 +18,7 @@ __all__ = [
     "guarded_update",
     "raise_if_stopped",
     "stays_finite",
-    "warn_if_held",
+    "warn_after_run",
     "warn_if_unweighted",
     "with_loss",
     "with_params",

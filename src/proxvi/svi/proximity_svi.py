@@ -18,16 +18,15 @@ from numpyro.optim import Minimize
 
 from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Tree
 from proxvi._validation import check_integer
-from proxvi.constraints import LimitState, LimitTelemetry, Proximity, SpeedLimit, as_constraints, share_of_gradient
+from proxvi.constraints import LimitState, Proximity, SpeedLimit, as_constraints, share_of_gradient
 from proxvi.estimators import as_scheduled
 from proxvi.svi._nonfinite import Skipped, guarded_update, is_finite, raise_if_stopped, stays_finite
 from proxvi.svi._objective import Objective, StepInputs, StepOutputs, statistic_arguments
+from proxvi.svi._run_warnings import warn_after_run
 from proxvi.transforms import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState"]
 
-ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers, and a limit with a larger shortfall
-LITTLE = 0.1  # of a run, after the constraint let go
 HALF = 0.5  # of a run: over so many steps a statistic may lose its whole range, if nothing else is said
 
 
@@ -408,9 +407,9 @@ class ProximitySVI(SVI):
                     bar.set_postfix_str(f"loss: {float(np.nanmean(chunk_losses)):.4f}", refresh=False)
         if self._objective.active:  # compiled, as the steps are
             state, _ = jax.lax.scan(lambda s, _: (self.measure_share(s, *args, **options), None), state, None, 1)
-        warn_if_held(self, state)
-        _warn_if_little_was_left(self, start, num_steps)
-        return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
+        every_loss = jnp.concatenate(losses)
+        warn_after_run(self.constraints, state.constraints, np.asarray(every_loss), start=start)
+        return SVIRunResult(self.get_params(state), state, every_loss)
 
 
 def with_loss(svi: ProximitySVI, loss: ELBO) -> ProximitySVI:
@@ -419,46 +418,6 @@ def with_loss(svi: ProximitySVI, loss: ELBO) -> ProximitySVI:
     other.loss = loss
     other._initialised = replace(svi._objective, loss=as_scheduled(loss))
     return other
-
-
-def warn_if_held(svi: ProximitySVI, state: ProximitySVIState) -> None:
-    """Warn if a constraint, when its share was last measured, made up more than 1% of the gradient."""
-    for constraint, kept in zip(svi.constraints, state.constraints, strict=True):
-        report = jax.device_get(kept.telemetry)
-        if isinstance(report, LimitTelemetry):
-            if report.shortfall > ACTIVE:
-                warnings.warn(
-                    f"{constraint!r} still holds at the end: a unit lacks {100 * report.shortfall:.0f}% of its range, "
-                    "so this is not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run.",
-                    stacklevel=3,
-                )
-            continue
-        assert isinstance(constraint, Proximity)
-        # At an optimum both gradients vanish, and their ratio says nothing once the magnitude is next to nothing.
-        if report.share > ACTIVE and not constraint.has_let_go(report.magnitude, kept.constraint):
-            name = getattr(constraint.statistic, "__name__", "statistic")
-            warnings.warn(
-                f"the constraint on `{name}` still makes up {100 * report.share:.0f}% of the gradient at the end, "
-                f"at magnitude {report.magnitude:.2g}: this is not yet an optimum of the ELBO. Let `magnitude` "
-                "decay to nothing within the run, as `optax.exponential_decay(1.0, num_steps, 1e-10)` does.",
-                stacklevel=3,
-            )
-
-
-def _warn_if_little_was_left(svi: ProximitySVI, start: int, num_steps: int) -> None:
-    """Warn if a constraint let go so late that the rest of the run was too short to climb the ELBO alone."""
-    for constraint in svi.constraints:
-        if isinstance(constraint, SpeedLimit):
-            continue
-        left = None if constraint.is_off else constraint.steps_after_release(start, num_steps)
-        if left is not None and left < LITTLE * num_steps:
-            name = getattr(constraint.statistic, "__name__", "statistic")
-            warnings.warn(
-                f"the magnitude of the constraint on `{name}` let go {left} steps before the end of {num_steps}: "
-                "little of the run is left to climb the ELBO alone, and the optimiser may still remember the "
-                "constraint's gradients. Run longer, let `magnitude` decay faster, or lower Adam's `b2`.",
-                stacklevel=3,
-            )
 
 
 def with_params(optim_state: Any, before: Params, after: Params) -> Any:

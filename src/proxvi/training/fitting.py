@@ -19,7 +19,7 @@ from numpyro.infer.svi import SVIRunResult
 
 from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_inference, check_integer, check_key, check_number
-from proxvi.svi import ACTIVE, warn_if_held
+from proxvi.svi import ACTIVE, warn_after_run
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import agree
 from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
@@ -159,7 +159,7 @@ def fit(
                 reason = f"received {number.name}" if received else "another process received a signal"
                 LOG.warning("%s: saved step %d of %d to %s", reason, progress.step, num_steps, checkpoints.location)
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-    warn_if_held(runner.svi, runner.state)
+    warn_after_run(runner.svi.constraints, runner.state.constraints, progress.losses_so_far)
     return SVIRunResult(runner.svi.get_params(runner.state), runner.state, jnp.asarray(progress.losses_so_far))
 
 

@@ -1,0 +1,94 @@
+"""What a finished run says aloud about its constraints."""
+
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from proxvi.constraints import LimitTelemetry, Proximity, SpeedLimit
+from proxvi.transforms import ProximityState
+
+ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers, and a limit with a larger shortfall
+LITTLE = 0.1  # of a run, after the constraint let go
+SMALL_UNIT = 1e-3  # of what the loss changed in the run; the losses that make up the unit then lie about 0 by chance
+FIRST = 10  # losses; the last tenth of a run is compared with them
+
+
+def warn_after_run(
+    constraints: Sequence[Proximity | SpeedLimit],
+    states: Sequence[ProximityState],
+    losses: np.ndarray,
+    *,
+    start: int = 0,
+) -> None:
+    """Warn if a constraint still steers, let go too late, or never had any strength.
+
+    Args:
+        constraints: of the inference.
+        states: theirs, after the run.
+        losses: of all steps of the run.
+        start: how many steps the constraints had seen before.
+    """
+    for constraint, kept in zip(constraints, states, strict=True):
+        if isinstance(constraint, SpeedLimit):
+            _warn_if_limited(constraint, kept)
+        else:
+            _warn_if_held(constraint, kept)
+            _warn_if_little_was_left(constraint, start, len(losses))
+            _warn_if_unit_is_small(constraint, kept, losses)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=5)  # where `run` or `fit` was called
+
+
+def _name(constraint: Proximity) -> str:
+    return getattr(constraint.statistic, "__name__", "statistic")
+
+
+def _warn_if_limited(constraint: SpeedLimit, kept: ProximityState) -> None:
+    report = jax.device_get(kept.telemetry)
+    assert isinstance(report, LimitTelemetry)
+    if report.shortfall > ACTIVE:
+        _warn(
+            f"{constraint!r} still holds at the end: a unit lacks {100 * report.shortfall:.0f}% of its range, "
+            "so this is not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run."
+        )
+
+
+def _warn_if_held(constraint: Proximity, kept: ProximityState) -> None:
+    """Warn if the constraint, when its share was last measured, made up more than 1% of the gradient."""
+    report = jax.device_get(kept.telemetry)
+    # At an optimum both gradients vanish, and their ratio says nothing once the magnitude is next to nothing.
+    if report.share > ACTIVE and not constraint.has_let_go(report.magnitude, kept.constraint):
+        _warn(
+            f"the constraint on `{_name(constraint)}` still makes up {100 * report.share:.0f}% of the gradient at the "
+            f"end, at magnitude {report.magnitude:.2g}: this is not yet an optimum of the ELBO. Let `magnitude` "
+            "decay to nothing within the run, as `optax.exponential_decay(1.0, num_steps, 1e-10)` does."
+        )
+
+
+def _warn_if_little_was_left(constraint: Proximity, start: int, num_steps: int) -> None:
+    """Warn if the constraint let go so late that the rest of the run was too short to climb the ELBO alone."""
+    left = None if constraint.is_off else constraint.steps_after_release(start, num_steps)
+    if left is not None and left < LITTLE * num_steps:
+        _warn(
+            f"the magnitude of the constraint on `{_name(constraint)}` let go {left} steps before the end of "
+            f"{num_steps}: little of the run is left to climb the ELBO alone, and the optimiser may still remember the "
+            "constraint's gradients. Run longer, let `magnitude` decay faster, or lower Adam's `b2`."
+        )
+
+
+def _warn_if_unit_is_small(constraint: Proximity, kept: ProximityState, losses: np.ndarray) -> None:
+    """Warn if the first losses, the unit of `magnitude`, were next to nothing beside what the loss then changed."""
+    last = losses[-max(1, len(losses) // 10) :]
+    if not constraint.relative or constraint.is_off or not np.any(np.isfinite(last)):
+        return
+    unit, changed = float(kept.constraint.unit), abs(float(np.nanmean(losses[:FIRST]) - np.nanmean(last)))
+    if unit < SMALL_UNIT * changed:
+        _warn(
+            f"the unit of `magnitude`, the mean size of the first losses, is {unit:.2g}, but the loss has changed by "
+            f"{changed:.2g}: the constraint on `{_name(constraint)}` had next to no strength. Give `magnitude` in "
+            "nats, with `relative=False`."
+        )
