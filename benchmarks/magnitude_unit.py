@@ -60,18 +60,19 @@ def factor_units(mean, x):
 
 def digit_units(networks, loss, batch_size, data, key):
     """Both units on a model of digits, from one seed."""
-    svi = SVI(*networks, optax.adam(1e-3), loss)
+    model, guide = networks
+    svi = SVI(model, guide, optax.adam(1e-3), loss)
     key, batch_key = jax.random.split(key)
     batches = data[jax.random.randint(batch_key, (STEPS, batch_size), 0, len(data))]
 
     def total_entropy(params, key, batch):
-        guide = handlers.substitute(handlers.seed(svi.guide, key), data=params)
-        sites = handlers.trace(guide).get_trace(batch).values()
+        fitted = handlers.substitute(handlers.seed(guide, key), data=params)
+        sites = handlers.trace(fitted).get_trace(batch).values()
         return sum(jnp.mean(proxvi.entropy(s["fn"], total=True)) for s in sites if s["type"] == "sample")
 
     def step(state, batch):
         params, key = svi.get_params(state), state.rng_key
-        value, grads = jax.value_and_grad(lambda p: loss.loss(key, p, *networks, batch))(params)
+        value, grads = jax.value_and_grad(lambda p: loss.loss(key, p, model, guide, batch))(params)
         slope = jax.grad(total_entropy)(params, key, batch)
         return svi.update(state, batch)[0], (jnp.abs(value), ratio(grads, slope))
 

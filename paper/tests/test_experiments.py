@@ -53,9 +53,32 @@ def test_figure_1_by_the_command(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in files} == before
 
 
-@pytest.mark.slow
-def test_the_help_names_the_experiments() -> None:
+def test_the_help_and_the_version_start_without_jax() -> None:
     assert "figure-1-settings" in proxvi("reproduce", "--help")
+    assert re.fullmatch(r"proxvi-paper \d.*, proxvi \d.*\n", proxvi("--version"))
+    imports = "import sys, proxvi_paper.cli; print('jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", imports], text=True) == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reproduce", "tabel-1"], "must be one of figure-1, .*, got tabel-1. Did you mean table-1?"),
+        (["reproduce"], "must be one of figure-1, .*, got None."),
+        (["reproduce", "table-1", "--methods", "vi"], "got 'vi'; did you mean 'VI'?"),
+        (["reproduce", "table-1", "--starts", "xyz"], "got 'xyz'; mind the case."),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_choices(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["proxvi", *words])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    printed = " ".join(re.sub(r"[│╭╰─╮╯]", " ", capsys.readouterr().err).split())
+    assert re.search(message.replace("?", r"\?"), printed), printed
 
 
 @pytest.mark.slow
@@ -79,16 +102,16 @@ def test_the_study_of_the_settings_runs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_our_result_files_are_found_by_their_trials() -> None:
     """So their names and settings are still those of the code: figure 1 is not run again."""
     for name in ("figure-1", "figure-1-settings", "logistic-regression"):
-        trials = cli.experiments()[name].grid().trials()
+        trials = cli.EXPERIMENTS[name].grid().trials()
         assert all(finished(trial, ROOT / "paper" / "results" / name) for trial in trials)
-    some = cli.experiments()["table-1"].grid(scale=0.25).trials()
+    some = cli.EXPERIMENTS["table-1"].grid(scale=0.25).trials()
     assert all(finished(trial, ROOT / "paper" / "results" / "table-1") for trial in some)
 
 
 @pytest.mark.slow
 def test_all_results_are_printed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """As in `proxvi results | head`."""
-    assert proxvi("results", "--results", str(tmp_path)).count("no result files in") == len(cli.experiments())
+    assert proxvi("results", "--results", str(tmp_path)).count("no result files in") == len(cli.EXPERIMENTS)
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "proxvi_paper.cli", "results", "--results", str(tmp_path)]

@@ -99,7 +99,7 @@ def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, t
         command,
         cwd=tmp_path,
         start_new_session=True,
-        stderr=subprocess.DEVNULL,
+        stderr=(tmp_path / "said").open("w"),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # as a terminal has it
     )
     try:
@@ -111,11 +111,18 @@ def test_a_command_that_is_stopped_leaves_checkpoints_and_no_workers(how: int, t
             os.killpg(running.pid, how)  # a terminal tells all of them
         else:
             running.send_signal(how)
-        assert running.wait(120) != 0
+        ended = running.wait(120)
+        assert ended != 0
         wait_for(lambda: not alive(running.pid), "the end of the workers")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
+    if how == signal.SIGINT:
+        assert ended == 130
+        said = (tmp_path / "said").read_text()
+        assert "10 trials; results go to results/table-1, checkpoints to runs/table-1." in said
+        assert "the same command goes on from there" in said
+        assert "Traceback" not in said
     if how != signal.SIGKILL:
         saved = [path.name for path in tmp_path.glob("runs/table-1/*/checkpoints/*") if path.name != ".lock"]
         assert len(saved) == 2

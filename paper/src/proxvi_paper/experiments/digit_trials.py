@@ -1,6 +1,7 @@
 """Trials of tables 1 to 3: train a model of binarised MNIST, evaluate it, keep its curves and samples."""
 
 import base64
+import difflib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -211,8 +212,12 @@ class DigitGrid:
 
 def check_known(name: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse names that are not among the known ones."""
-    if unknown := set(given) - set(known):
-        raise ValueError(f"`{name}` must be of {list(known)}, got {sorted(unknown)}; mind the case.")
+    by_lower_case = {word.lower(): word for word in known}
+    for word in given:
+        if word not in by_lower_case.values():
+            near = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
+            guess = f"did you mean {by_lower_case[near[0]]!r}?" if near else "mind the case."
+            raise ValueError(f"`{name}` must be of {list(known)}, got {word!r}; {guess}")
 
 
 def approximation(svi: SVI, params: Params, digits: np.ndarray, site: str) -> Any:

@@ -22,6 +22,7 @@ from proxvi_paper.experiments.trials import Trial, finished, metrics, run
 
 __all__ = ["OneCoreEach", "Options", "sweep"]
 
+SHOWN = 2  # names of trials beside the progress bar
 RESTARTS = 3  # of the local workers, after one of them was killed; Dask has the same default
 
 
@@ -68,6 +69,9 @@ class Options:
                 "name another folder to make them afresh.",
                 file=sys.stderr,
             )
+        if todo:
+            going_on = f", {len(begun)} of them resumed" if begun else ""
+            print(f"{len(todo)} trials{going_on}; results go to {folder}, checkpoints to {runs}.", file=sys.stderr)
         here = all(trial.all_devices for trial in trials)
         for broken in range(1 + RESTARTS):
             try:
@@ -150,7 +154,9 @@ def sweep(
                 _steps_so_far(runs / trial.name) if known is None else trial.steps for trial, known in figures.items()
             )
             bar.update(done - bar.n)
-            bar.set_postfix_str(f"{sum(f is not None for f in figures.values())} of {len(figures)} trials finished")
+            running = [trial.name for trial, job in jobs.items() if not job.done() and _is_running(job)]
+            count = f"{sum(f is not None for f in figures.values())} of {len(figures)} trials finished"
+            bar.set_postfix_str(f"{count}, now {', '.join(running[:SHOWN])}" if running else count)
             if not jobs:
                 break
             time.sleep(1.0)
@@ -161,6 +167,11 @@ def sweep(
             "from their checkpoints when you start the same again."
         ) from next((e for e in failed.values() if isinstance(e, BrokenExecutor)), next(iter(failed.values())))
     return {trial: known for trial, known in figures.items() if known is not None}
+
+
+def _is_running(job: Any) -> bool:
+    """Whether an executor has begun with a job; those that cannot tell begin with all of them."""
+    return not hasattr(job, "running") or job.running()
 
 
 def _steps_so_far(folder: Path) -> int:
