@@ -109,7 +109,7 @@ assert not optional & set(sys.modules), optional & set(sys.modules)
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    reference = (ROOT / "docs" / "api.md").read_text()
+    reference = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     missing = [name for name in proxvi.__all__ if not re.search(rf":: proxvi\.{name}$", reference, re.M)]
     assert not missing
 
@@ -137,6 +137,16 @@ def test_pages_have_no_code_that_is_not_run() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         if page.name != "upstream.md":  # `test_upstream.py` runs its scripts
             assert "```python" not in page.read_text(), page
+
+
+def test_pages_are_short_and_their_code_is_narrow() -> None:
+    """At most 1,200 words outside of tables and code; at most 88 columns of code, so that nothing is clipped."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text()
+        for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.S | re.M):
+            assert max(map(len, block.splitlines()), default=0) <= 88, (page, max(block.splitlines(), key=len))
+        prose = re.sub(r"^```.*?^```|^\|.*?$", "", text, flags=re.S | re.M)
+        assert len(prose.split()) <= 1_200, page
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]

@@ -151,15 +151,19 @@ def map_start(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None
     return from_modes(problem, modes, steps - first, jax.random.fold_in(key, 1), seeds)
 
 
+FOR_64_LANES = 768  # steps, the least that `race` takes for its default of 64
+
+
 def race_of_modes(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
     """Half of the steps for a race of 64 searches for the mode; the mean-field guide starts at the winner."""
     problem = make(1.0)
     if problem.guide is not None:
         return None
     guide, first = AutoDelta(problem.model), steps // 2
+    starts = 64 if first >= FOR_64_LANES else 32
     svi = SVI(problem.model, guide, optax.adam(problem.rate), problem.loss)
     winners = [
-        guide.median(proxvi.race(svi, seed_key, first, *problem.data, progress_bar=False).params)
+        guide.median(proxvi.race(svi, seed_key, first, *problem.data, starts=starts, progress_bar=False).params)
         for seed_key in jax.random.split(jax.random.fold_in(key, 0), seeds)
     ]
     modes = jax.tree.map(lambda *x: jnp.stack(x), *winners)
