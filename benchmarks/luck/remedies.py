@@ -4,6 +4,7 @@ A remedy is a function of a problem (as a function of the scale of its starts), 
 number of seeds. It returns one `Fits`. A new one is such a function, and a line in `REMEDIES`.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import optax
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
@@ -231,6 +233,48 @@ def pathfinder(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | Non
     )
 
 
+def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
+    """PyMC's ADVI as it comes: mean field, its own optimiser and rate, on the log density of unconstrained latents."""
+    problem = make(1.0)
+    if problem.guide is not None:
+        return None
+    import pymc  # takes seconds to import
+    from pytensor import wrap_jax
+
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    starts, potentials = [], []
+    for start_key in jax.random.split(key, seeds):
+        initial, potential, *_ = initialize_model(start_key, problem.model, model_args=problem.data)
+        starts.append(ravel_pytree(initial.z)[0])
+        potentials.append((potential, ravel_pytree(initial.z)[1]))
+    potential, unravel = potentials[0]  # the same for all seeds
+
+    def log_density(z: Any) -> jax.Array:
+        return -potential(unravel(z.astype(jnp.float32)))
+
+    @jax.jit
+    def elbo(key: jax.Array, mean: jax.Array, scale: jax.Array) -> jax.Array:
+        q = dist.Normal(mean, scale).to_event(1)
+        draws = q.sample(key, (problem.particles,))
+        return jnp.mean(jax.lax.map(log_density, draws) - q.log_prob(draws))
+
+    elbos = []
+    for i, start in enumerate(starts):
+        with pymc.Model():
+            z = pymc.Flat("z", shape=start.shape)
+            pymc.Potential("log_density", wrap_jax(log_density)(z))
+            try:
+                fitted = pymc.fit(
+                    steps, method="advi", start={"z": np.asarray(start, float)}, random_seed=i, progressbar=False
+                )
+            except FloatingPointError:  # it ended with NaN
+                elbos.append(-np.inf)
+                continue
+        moments = (jnp.asarray(x.eval(), jnp.float32) for x in (fitted.mean, fitted.std))
+        elbos.append(float(elbo(jax.random.fold_in(key, i), *moments)))
+    return Fits(np.array(elbos), None)
+
+
 REMEDIES: dict[str, Callable[[Make, int, jax.Array, int], Fits | None]] = {
     "one run": plain,
     "best of 4": partial(plain, restarts=4),
@@ -246,4 +290,5 @@ REMEDIES: dict[str, Callable[[Make, int, jax.Array, int], Fits | None]] = {
     "race, plain and speed limit": partial(race, methods=("plain", "speed limit")),
     "race of MAP starts": race_of_modes,
     "Pathfinder": pathfinder,
+    "PyMC's ADVI": pymc_advi,
 }

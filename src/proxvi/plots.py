@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["luck"]
 
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+
 
 def pyplot() -> Any:
     """Return `matplotlib.pyplot`, imported when a plot is made and not before."""
@@ -45,13 +48,13 @@ def luck(runs: "Mapping[str, Luck]", path: Path) -> None:
     for (left, right), (name, run) in zip(panels, runs.items(), strict=True):
         elbos, traces, best, tolerance = run.elbos, run.traces, run.best, run.tolerance
         left.plot(
-            np.linspace(0, 1, traces.shape[1]), traces.T, color="tab:blue", lw=0.6, alpha=min(1.0, 10 / len(elbos))
+            np.linspace(0, 1, traces.shape[1]), traces.T, color=COLOURS[0], lw=0.6, alpha=min(1.0, 10 / len(elbos))
         )
         ordered = np.sort(elbos[np.isfinite(elbos)])
         good = ordered >= best - tolerance
         place = np.arange(len(ordered))
-        right.plot(place[good], ordered[good], "o", ms=4, color="tab:green", label=f"within {tolerance:g} of the best")
-        right.plot(place[~good], ordered[~good], "o", ms=4, color="tab:red", label="the others")
+        right.plot(place[good], ordered[good], "o", ms=4, color=COLOURS[0], label=f"within {tolerance:g} of the best")
+        right.plot(place[~good], ordered[~good], "X", ms=5, color=COLOURS[1], label="the others")
         low = np.min(ordered) - 0.05 * (best - np.min(ordered)) - tolerance
         left.set(ylim=(low, best + tolerance + 0.02 * (best - low)), ylabel="ELBO", title=name)
         right.set(title=f"{good.sum() / len(elbos):.0%} of {len(elbos)} starts within {tolerance:g} nats of the best")

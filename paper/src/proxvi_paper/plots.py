@@ -6,9 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from proxvi.plots import pyplot, save
+from proxvi.plots import COLOURS, pyplot, save
 
 __all__ = ["arrows", "curves", "digits", "study"]
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Save a figure as PNG and, beside it, as SVG, with the same bytes every time."""
+    with pyplot().rc_context({"svg.hashsalt": "proxvi"}):
+        figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
+    save(figure, path)
 
 
 def arrows(ends: Mapping[str, np.ndarray], begins: np.ndarray, truth: np.ndarray, path: Path) -> None:
@@ -18,17 +25,17 @@ def arrows(ends: Mapping[str, np.ndarray], begins: np.ndarray, truth: np.ndarray
     for letter, axes, (name, end) in zip("abcdefgh", panels[0], ends.items(), strict=False):
         for one, other in zip(begins, end, strict=True):
             axes.annotate(
-                "", xy=other, xytext=one, arrowprops={"arrowstyle": "->", "color": "tab:green", "lw": 0.7, "alpha": 0.7}
+                "", xy=other, xytext=one, arrowprops={"arrowstyle": "->", "color": COLOURS[0], "lw": 0.7, "alpha": 0.7}
             )
-        axes.plot(*end.T, "o", color="tab:green", ms=5, label="end")
-        axes.plot(*truth, "o", color="tab:red", ms=6, zorder=5, label="truth")
+        axes.plot(*end.T, "o", color=COLOURS[0], ms=5, label="end")
+        axes.plot(*truth, "X", color=COLOURS[1], ms=8, zorder=5, label="truth")
         reach = 1.08 * np.abs(begins - truth).max()
         axes.set(xlim=(truth[0] - reach, truth[0] + reach), ylim=(truth[1] - reach, truth[1] + reach), aspect="equal")
         axes.set(xlabel="$\\mu_1$", title=f"({letter}) {name}")
     panels[0, 0].set_ylabel("$\\mu_2$")
     panels[0, 0].legend(loc="upper left", fontsize="small")
     figure.tight_layout()
-    save(figure, path)
+    _save(figure, path)
 
 
 def study(grid: Mapping[str, Sequence[float]], shares: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
@@ -39,12 +46,12 @@ def study(grid: Mapping[str, Sequence[float]], shares: Mapping[str, Mapping[str,
         for i, (method, line) in enumerate(
             shares[setting].items()
         ):  # thinner and thinner, so that equal lines all show
-            axes.plot(values, line, marker="osv^"[i % 4], ms=11 - 2 * i, lw=7 - 1.8 * i, label=method)
+            axes.plot(values, line, color=COLOURS[i], marker="osv^"[i % 4], ms=11 - 2 * i, lw=7 - 1.8 * i, label=method)
         axes.set(xscale="log", xlabel=setting.replace("_", " "), ylim=(-0.05, 1.05))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("share of starts not trapped")
     panels[-1].legend(fontsize="small")
-    save(figure, path)
+    _save(figure, path)
 
 
 def curves(
@@ -75,7 +82,7 @@ def curves(
     lines: dict[str, Any] = {}
     for j, column in enumerate(columns):
         for i, (method, cells) in enumerate(figures.items()):
-            color = plt.get_cmap("tab20")(2 * i % 20 + i // 10)
+            color = COLOURS[i % len(COLOURS)]
             for seed in cells.get(column, []):
                 for axes, name in zip(panels[:, j], rows.values(), strict=True):
                     if name in seed["curves"]:
@@ -94,7 +101,7 @@ def curves(
         axes.set_ylabel(name)
     for axes in panels.flat:
         axes.grid(alpha=0.3)
-    save(figure, path)
+    _save(figure, path)
 
 
 def digits(images: Mapping[str, np.ndarray], path: Path) -> None:
@@ -106,4 +113,4 @@ def digits(images: Mapping[str, np.ndarray], path: Path) -> None:
         axes.imshow(np.hstack([image.reshape(28, 28) for image in row]), cmap="gray_r", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(name, rotation=0, ha="right", va="center")
-    save(figure, path)
+    _save(figure, path)
