@@ -7,7 +7,7 @@ number of seeds. It returns one `Fits`. A new one is such a function, and a line
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import blackjax
 import jax
@@ -239,7 +239,7 @@ def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None
     if problem.guide is not None:
         return None
     import pymc  # takes seconds to import
-    from pytensor import wrap_jax
+    from pytensor.link.jax.ops import wrap_jax
 
     logging.getLogger("pymc").setLevel(logging.ERROR)
     starts, potentials = [], []
@@ -262,7 +262,7 @@ def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None
     for i, start in enumerate(starts):
         with pymc.Model():
             z = pymc.Flat("z", shape=start.shape)
-            pymc.Potential("log_density", wrap_jax(log_density)(z))
+            pymc.Potential("log_density", cast(Any, wrap_jax(log_density)(z)))
             try:
                 fitted = pymc.fit(
                     steps, method="advi", start={"z": np.asarray(start, float)}, random_seed=i, progressbar=False

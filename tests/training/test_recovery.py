@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,24 @@ def test_a_save_whose_first_attempt_was_complete_is_saved(tmp_path: Path, monkey
     assert store.save(10, {"x": np.ones(3)}, {"note": 1})
     assert store.steps() == [10]
     store.close()
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["the newest", "all"])
+def test_a_checkpoint_whose_metadata_orbax_cannot_read_is_set_aside(tmp_path: Path, every: bool) -> None:
+    """One bit of a key of Orbax's own: it then fails to open the folder, with the intact checkpoints in it."""
+    before = fit(20, folder=tmp_path)
+    steps = checkpoints_in(tmp_path)
+    assert len(steps) > 1
+    for step in steps if every else steps[-1:]:
+        path = tmp_path / str(step) / "_CHECKPOINT_METADATA"
+        path.write_text(path.read_text().replace("commit_timestamp", "commit_uimestamp"))
+    outcome = pytest.raises(OSError, match="must have an intact checkpoint or none at all") if every else nullcontext()
+    after = None
+    with pytest.warns(UserWarning, match=r"is damaged .*\. It is renamed to \d+\.damaged"), outcome:
+        after = fit(20, folder=tmp_path)
+    assert (tmp_path / f"{steps[-1]}.damaged").exists()
+    if after is not None:
+        np.testing.assert_array_equal(before.losses, after.losses)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+import warnings
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,6 +33,7 @@ class OrbaxStore(CheckpointStore):
         except ImportError as error:
             raise ImportError("`checkpointing` needs Orbax: pip install 'proxvi[checkpoint]'.") from error
         self._training: Any = v1.training
+        self._read_metadata: Any = v1.metadata
         self._folder, self._keep = Path(folder).absolute(), keep
         self.location = str(self._folder)
         self._resources = ExitStack()
@@ -48,6 +50,32 @@ class OrbaxStore(CheckpointStore):
         self._resources.callback(lambda: self._orbax.close())  # raises again what went wrong, if something did
 
     def _open(self) -> Any:
+        try:
+            return self._new_checkpointer()
+        except OSError:
+            raise
+        except Exception as error:  # Orbax reads the metadata of all checkpoints first, and one of them is damaged
+            unreadable, *_ = gather([step for step in self._all_steps() if not self._is_readable(step)])
+            if not unreadable:
+                raise
+            for step in unreadable:
+                name = self._set_aside(step)
+                warnings.warn(
+                    f"checkpoint {step} in {self.location} is damaged ({error}). It is renamed to {name}.", stacklevel=6
+                )
+            return self._new_checkpointer()
+
+    def _all_steps(self) -> list[int]:
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+
+    def _is_readable(self, step: int) -> bool:
+        try:
+            self._read_metadata(self._folder / str(step))
+        except Exception:
+            return False
+        return True
+
+    def _new_checkpointer(self) -> Any:
         return self._training.Checkpointer(
             self._folder,
             preservation_policy=self._training.preservation_policies.LatestN(self._keep),
@@ -86,6 +114,11 @@ class OrbaxStore(CheckpointStore):
         return self._orbax.load(step, abstract)
 
     def mark_damaged(self, step: int) -> str:
+        name = self._set_aside(step)
+        self._orbax.reload()
+        return name
+
+    def _set_aside(self, step: int) -> str:
         name, number = f"{step}.damaged", 0
         if jax.process_index() == 0:
             while (self._folder / name).exists():
@@ -93,7 +126,6 @@ class OrbaxStore(CheckpointStore):
                 name = f"{step}.damaged.{number}"
             (self._folder / str(step)).rename(self._folder / name)
         name, *_ = gather(name)  # the others look at the folder after it was renamed
-        self._orbax.reload()
         return name
 
     def damaged(self) -> list[str]:
