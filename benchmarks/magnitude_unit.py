@@ -104,7 +104,7 @@ def main():
     digits = binarized_mnist()
     data, mean = jnp.asarray(digits.train[:2_000], jnp.float32), digits.train.mean(0)
     elbo, keys = proxvi.LeaveOneOutELBO(5), jax.random.split(jax.random.key(0), arguments.seeds)
-    ring = figure_1.ring(arguments.seeds + (arguments.seeds % 8 == 0))
+    ring = figure_1.ring(arguments.seeds + (arguments.seeds % 8 == 0))  # of a multiple of 8 two are on a saddle point
     x = factor.simulate(jax.random.key(0), figure_1.TRUTH)
     network = partial(belief_network, mean)
     cases = {

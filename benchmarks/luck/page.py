@@ -85,10 +85,17 @@ def cells(results: Results) -> dict[str, dict[str, tuple[str, int, str]]]:
     return found
 
 
+def established(results: Results) -> list[str]:
+    """The remedies that were tried on at least half of the problems; a new one is shown, but not yet ranked."""
+    tried = {remedy: {p for p, _, r in (*results.gaps, *results.inapplicable) if r == remedy} for remedy in REMEDIES}
+    known = set().union(*tried.values())
+    return [remedy for remedy in REMEDIES if len(tried[remedy]) >= len(known) / 2]
+
+
 def complete(results: Results, name: str) -> bool:
-    """Whether all remedies were tried on a problem."""
-    steps = problems.load(name).steps
-    return all((name, steps, r) in results.gaps or (name, steps, r) in results.inapplicable for r in REMEDIES)
+    """Whether all established remedies were tried on a problem."""
+    cell = (name, problems.load(name).steps)
+    return all((*cell, r) in results.gaps or (*cell, r) in results.inapplicable for r in established(results))
 
 
 def number(x: float) -> str:
@@ -144,16 +151,17 @@ def ranks(results: Results, names: list[str]) -> dict[str, tuple[float, float, f
     the seeds within each.
     """
     found, generator = cells(results), np.random.default_rng(0)
-    remedies = list(REMEDIES)
+    remedies = established(results)
     drawn = np.full((RESAMPLES + 1, len(names), len(remedies)), np.nan)  # the first is not resampled
     for p, name in enumerate(names):
         medians = []
-        for cell in found[name].values():
+        there = {remedy: cell for remedy, cell in found[name].items() if remedy in remedies}
+        for cell in there.values():
             gaps = results.gaps[cell]
             resampled = gaps[generator.integers(len(gaps), size=(RESAMPLES, len(gaps)))]
             median = np.median(np.concatenate([np.sort(gaps)[None], resampled]), axis=1)
             medians.append(np.where(median <= results.tolerance(name), 0.0, median))
-        drawn[:, p, [remedies.index(remedy) for remedy in found[name]]] = rankdata(medians, axis=0).T
+        drawn[:, p, [remedies.index(remedy) for remedy in there]] = rankdata(medians, axis=0).T
     chosen = generator.integers(len(names), size=(RESAMPLES, len(names)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a remedy may be in none of the problems that were drawn

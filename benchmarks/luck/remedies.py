@@ -157,7 +157,7 @@ FOR_64_LANES = 768  # steps, the least that `race` takes for its default of 64
 
 
 def race_of_modes(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
-    """Half of the steps for a race of 64 searches for the mode; the mean-field guide starts at the winner."""
+    """Half of the steps for a race of 64 searches for the mode (32 if they are few); the guide starts at the winner."""
     problem = make(1.0)
     if problem.guide is not None:
         return None
@@ -242,12 +242,12 @@ def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None
     from pytensor.link.jax.ops import wrap_jax
 
     logging.getLogger("pymc").setLevel(logging.ERROR)
-    starts, potentials = [], []
-    for start_key in jax.random.split(key, seeds):
-        initial, potential, *_ = initialize_model(start_key, problem.model, model_args=problem.data)
-        starts.append(ravel_pytree(initial.z)[0])
-        potentials.append((potential, ravel_pytree(initial.z)[1]))
-    potential, unravel = potentials[0]  # the same for all seeds
+    models = [
+        initialize_model(start_key, problem.model, model_args=problem.data)
+        for start_key in jax.random.split(key, seeds)
+    ]
+    starts = [ravel_pytree(model.param_info.z)[0] for model in models]
+    potential, unravel = models[0].potential_fn, ravel_pytree(models[0].param_info.z)[1]  # the same for all seeds
 
     def log_density(z: Any) -> jax.Array:
         return -potential(unravel(z.astype(jnp.float32)))

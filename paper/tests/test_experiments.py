@@ -64,7 +64,7 @@ def test_the_help_and_the_version_start_without_jax() -> None:
     ("words", "message"),
     [
         (["reproduce", "tabel-1"], "must be one of figure-1, .*, got tabel-1. Did you mean table-1?"),
-        (["reproduce"], "must be one of figure-1, .*, got None."),
+        (["reproduce"], "is missing; it comes first, and is one of figure-1, "),
         (["reproduce", "table-1", "--methods", "vi"], "got 'vi'; did you mean 'VI'?"),
         (["reproduce", "table-1", "--starts", "xyz"], "got 'xyz'; mind the case."),
     ],

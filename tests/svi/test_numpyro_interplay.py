@@ -92,7 +92,7 @@ def test_a_unit_of_next_to_nothing_is_named(run: Any) -> None:
 
     optimizer = optax.sgd(lambda step: jnp.where(jnp.asarray(step) < 10, 1e-6, 0.1))
     svi = proxvi.ProximitySVI(climbing, guide, optimizer, TraceMeanField_ELBO(), constraint(50))
-    with pytest.warns(UserWarning, match=r"the unit of `magnitude`.* changed by 1e\+04: .*relative=False"):
+    with pytest.warns(UserWarning, match=r"the unit of `magnitude`.* fallen by 1e\+04: .*relative=False"):
         run(svi, jax.random.key(0), 100)
 
 

@@ -67,12 +67,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that workers are stopped, too
     command, rest = _parse(sys.argv[1:])
     try:
-        print(_results(rest) if command == "results" else _reproduce(command, rest), flush=True)
+        answer = _results(rest) if command == "results" else _reproduce(command, rest)
+    except KeyboardInterrupt:
+        kept = "" if command == "results" else " What was finished is kept; the same command goes on from there."
+        print(f"\nInterrupted.{kept}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    try:
+        print(answer, flush=True)
     except BrokenPipeError:  # the reader has closed the pipe, as in `proxvi results | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-    except KeyboardInterrupt:
-        print("\nInterrupted. What was finished is kept; the same command goes on from there.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
 
 
 def _parse(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -101,10 +104,13 @@ def _parse(words: Sequence[str]) -> tuple[str, list[str]]:
     if known.experiment is None and {"-h", "--help"} & set(rest):
         reproduce.print_help()
         sys.exit(0)
+    if known.experiment is None:
+        reproduce.error(f"`experiment` is missing; it comes first, and is one of {', '.join(EXPERIMENTS)}.")
     if known.experiment not in EXPERIMENTS:
         near = difflib.get_close_matches(str(known.experiment), EXPERIMENTS, n=1)
         guess = f" Did you mean {near[0]}?" if near else ""
-        reproduce.error(f"`experiment` must be one of {', '.join(EXPERIMENTS)}, got {known.experiment}.{guess}")
+        choices = ", ".join(EXPERIMENTS)
+        reproduce.error(f"`experiment` comes first and must be one of {choices}, got {known.experiment}.{guess}")
     return known.experiment, rest
 
 

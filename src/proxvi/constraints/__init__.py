@@ -2,6 +2,7 @@
 
 from proxvi.constraints.limit import LimitState, LimitTelemetry, SpeedLimit
 from proxvi.constraints.proximity_constraint import (
+    LOSSES_OF_UNIT,
     ConstraintState,
     Proximity,
     ProximityStep,
@@ -13,6 +14,7 @@ from proxvi.constraints.proximity_constraint import (
 from proxvi.constraints.references import Reference, parameter_average, statistic_average
 
 __all__ = [
+    "LOSSES_OF_UNIT",
     "ConstraintState",
     "LimitState",
     "LimitTelemetry",

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from proxvi.constraints import LimitTelemetry, Proximity, SpeedLimit
+from proxvi.constraints import LOSSES_OF_UNIT, LimitTelemetry, Proximity, SpeedLimit
 from proxvi.transforms import ProximityState
 
 ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers, and a limit with a larger shortfall
 LITTLE = 0.1  # of a run, after the constraint let go
-SMALL_UNIT = 1e-3  # of what the loss changed in the run; the losses that make up the unit then lie about 0 by chance
-FIRST = 10  # losses; the last tenth of a run is compared with them
+SMALL_UNIT = 1e-3  # of what the loss fell in the run; the losses that make up the unit then lie about 0 by chance
 
 
 def warn_after_run(
@@ -35,7 +34,7 @@ def warn_after_run(
             _warn_if_limited(constraint, kept)
         else:
             _warn_if_held(constraint, kept)
-            _warn_if_little_was_left(constraint, start, len(losses))
+            _warn_if_little_was_left(constraint, kept, start)
             _warn_if_unit_is_small(constraint, kept, losses)
 
 
@@ -69,8 +68,9 @@ def _warn_if_held(constraint: Proximity, kept: ProximityState) -> None:
         )
 
 
-def _warn_if_little_was_left(constraint: Proximity, start: int, num_steps: int) -> None:
+def _warn_if_little_was_left(constraint: Proximity, kept: ProximityState, start: int) -> None:
     """Warn if the constraint let go so late that the rest of the run was too short to climb the ELBO alone."""
+    num_steps = int(kept.constraint.step) - start  # a step that is skipped is none of the constraint's
     left = None if constraint.is_off else constraint.steps_after_release(start, num_steps)
     if left is not None and left < LITTLE * num_steps:
         _warn(
@@ -81,14 +81,15 @@ def _warn_if_little_was_left(constraint: Proximity, start: int, num_steps: int) 
 
 
 def _warn_if_unit_is_small(constraint: Proximity, kept: ProximityState, losses: np.ndarray) -> None:
-    """Warn if the first losses, the unit of `magnitude`, were next to nothing beside what the loss then changed."""
-    last = losses[-max(1, len(losses) // 10) :]
-    if not constraint.relative or constraint.is_off or not np.any(np.isfinite(last)):
+    """Warn if the first losses, the unit of `magnitude`, were next to nothing beside what the loss then fell."""
+    parts = losses[:LOSSES_OF_UNIT], losses[-max(1, len(losses) // 10) :]
+    first, last = (part[np.isfinite(part)] for part in parts)
+    if not constraint.relative or constraint.is_off or not first.size or not last.size:
         return
-    unit, changed = float(kept.constraint.unit), abs(float(np.nanmean(losses[:FIRST]) - np.nanmean(last)))
-    if unit < SMALL_UNIT * changed:
+    unit, fall = float(kept.constraint.unit), float(first.mean() - last.mean())
+    if unit < SMALL_UNIT * fall:
         _warn(
-            f"the unit of `magnitude`, the mean size of the first losses, is {unit:.2g}, but the loss has changed by "
-            f"{changed:.2g}: the constraint on `{_name(constraint)}` had next to no strength. Give `magnitude` in "
+            f"the unit of `magnitude`, the mean size of the first losses, is {unit:.2g}, but the loss has fallen by "
+            f"{fall:.2g}: the constraint on `{_name(constraint)}` had next to no strength. Give `magnitude` in "
             "nats, with `relative=False`."
         )

@@ -357,8 +357,8 @@ class ProximitySVI(SVI):
             FloatingPointError: after `max_skipped_in_a_row` steps in a row that were not finite.
 
         Warns:
-            UserWarning: if a constraint still makes up more than 1% of the gradient at the end, or let go in the last
-                tenth of the run.
+            UserWarning: if a constraint still makes up more than 1% of the gradient at the end, let go in the last
+                tenth of the run, or had a unit, the first losses, of next to nothing.
         """
         check_integer("num_steps", num_steps, remedy="1 is one step")
         if init_state is not None and not isinstance(init_state, ProximitySVIState):

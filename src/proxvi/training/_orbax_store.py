@@ -54,26 +54,37 @@ class OrbaxStore(CheckpointStore):
             return self._new_checkpointer()
         except OSError:
             raise
-        except Exception as error:  # Orbax reads the metadata of all checkpoints first, and one of them is damaged
-            unreadable, *_ = gather([step for step in self._all_steps() if not self._is_readable(step)])
-            if not unreadable:
+        except Exception as error:  # Orbax reads the metadata of all checkpoints first; those of one may be damaged
+            found = [path.name for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+            reasons = {step: self._why_unreadable(step) for step in sorted(map(int, found))}
+            damaged = {step: reason for step, reason in reasons.items() if reason}
+            if not damaged:
                 raise
-            for step in unreadable:
+            # If none can be read, the cause may be elsewhere: another version of Orbax. One of several processes, of
+            # which some may have opened the folder, cannot act on its own.
+            if len(damaged) == len(reasons) or jax.process_count() > 1:
+                listed = ", ".join(f"{step} ({reason})" for step, reason in damaged.items())
+                raise RuntimeError(
+                    f"`Checkpointing.folder` must have checkpoints that Orbax can read, got {self.location!r} with "
+                    f"{listed}; use the version of Orbax that wrote them, move them away, or choose another folder."
+                ) from error
+            for step, reason in damaged.items():
                 name = self._set_aside(step)
                 warnings.warn(
-                    f"checkpoint {step} in {self.location} is damaged ({error}). It is renamed to {name}.", stacklevel=6
+                    f"checkpoint {step} in {self.location} is damaged ({reason}). It is renamed to {name}.",
+                    stacklevel=6,
                 )
             return self._new_checkpointer()
 
-    def _all_steps(self) -> list[int]:
-        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
-
-    def _is_readable(self, step: int) -> bool:
+    def _why_unreadable(self, step: int) -> str | None:
+        """What is wrong with the metadata of a checkpoint; None if nothing is."""
         try:
             self._read_metadata(self._folder / str(step))
-        except Exception:
-            return False
-        return True
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            return str(error).splitlines()[0][:200]
+        return None
 
     def _new_checkpointer(self) -> Any:
         return self._training.Checkpointer(

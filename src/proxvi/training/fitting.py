@@ -76,9 +76,8 @@ def fit(
         OSError: if a checkpoint cannot be written; earlier ones are intact.
 
     Warns:
-        UserWarning: if a constraint still makes up more than 1% of the gradient at the end; if a checkpoint is damaged
-            and an older one is loaded; if all rows share a latent variable, and the likelihood of a batch is not scaled
-            to all rows.
+        UserWarning: for a constraint, as `ProximitySVI.run` does; if a checkpoint is damaged and an older one is
+            loaded; if all rows share a latent variable, and the likelihood of a batch is not scaled to all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi

@@ -154,7 +154,7 @@ def sweep(
                 _steps_so_far(runs / trial.name) if known is None else trial.steps for trial, known in figures.items()
             )
             bar.update(done - bar.n)
-            running = [trial.name for trial, job in jobs.items() if not job.done() and _is_running(job)]
+            running = [trial.name for trial, job in jobs.items() if _is_running(job)]
             count = f"{sum(f is not None for f in figures.values())} of {len(figures)} trials finished"
             bar.set_postfix_str(f"{count}, now {', '.join(running[:SHOWN])}" if running else count)
             if not jobs:
@@ -170,8 +170,8 @@ def sweep(
 
 
 def _is_running(job: Any) -> bool:
-    """Whether an executor has begun with a job; those that cannot tell begin with all of them."""
-    return not hasattr(job, "running") or job.running()
+    """Whether an executor has begun with a job, if it can tell."""
+    return hasattr(job, "running") and job.running()
 
 
 def _steps_so_far(folder: Path) -> int:
