@@ -182,6 +182,21 @@ def test_a_run_that_is_too_short_is_told_so() -> None:
     assert "5 of 5 starts still climb at the end, so nothing can be said about luck yet" in report.verdict
 
 
+def test_starts_that_climb_together_have_no_luck_so_far() -> None:
+    """As with a learning rate that decays: the ELBO rises to the end, and all starts agree."""
+    rising = np.linspace(-100.0, 0.0, 100) + np.zeros((5, 1))
+    assert Luck(rising[:, -1], rising, None).verdict == (
+        "No luck so far: all 5 starts end within 2 nats of the best. But 5 of them still climb at the end: run longer "
+        "to be sure."
+    )
+
+
+def test_starts_that_wander_about_one_optimum_need_no_race() -> None:
+    verdict = report_of(np.linspace(-5.0, 0.0, 32)).verdict
+    assert "Nearly all share a basin: let the learning rate decay" in verdict
+    assert "race" not in verdict
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_not_taken_for_a_climb(seed: int) -> None:
     noise = np.random.default_rng(seed).normal(size=(40, 100)) * 5.0

@@ -155,6 +155,11 @@ class Luck:
         n, low, high = len(self.elbos), *self.interval
         near = f"within {self.tolerance:g} nats of the best"
         if self.climbing.sum() > n / 2:
+            if self.good == n:
+                return (
+                    f"No luck so far: all {n} starts end {near}. But {self.climbing.sum()} of them still climb at the "
+                    "end: run longer to be sure."
+                )
             return (
                 f"{self.climbing.sum()} of {n} starts still climb at the end, so nothing can be said about luck yet. "
                 "Run longer."
@@ -175,6 +180,8 @@ class Luck:
             text += f" {n} starts are too few to tell the share."
         if self.share >= CONFIDENT:
             return text + " Luck hardly matters."
+        if len(self.basins[0].starts) >= CONFIDENT * n:
+            return text + " Nearly all share a basin: let the learning rate decay, or run longer."
         restarts = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - self.share))
         rescue = f", or keep the best of {restarts} restarts" if high - low <= 0.5 else ""
         return text + f" Race them: `proxvi.race`{rescue}."
