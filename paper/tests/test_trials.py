@@ -201,7 +201,7 @@ def test_the_options_are_checked_before_hours_of_training() -> None:
         ({"digits": 20_000}, r"`digits` must be at most 10,000.*got 20000"),
         ({"digits": -5}, r"`digits` must be an integer of at least 1, got -5"),
         ({"samples": 1}, r"`samples` must be an integer of at least 2, got 1"),
-        ({"methods": ("vi",)}, r"`methods` must be of \['VI'.*got \['vi'\]"),
+        ({"methods": ("vi",)}, r"`methods` must be of \['VI'.*got 'vi'; did you mean 'VI'"),
         ({"starts": ("worse",)}, r"`starts` must be of"),
         ({"scale": 0.0}, r"`scale` must be a finite number above 0, got 0"),
         # Optax would make of these a schedule that never lets go, or one of NaN.
