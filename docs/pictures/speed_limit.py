@@ -17,9 +17,10 @@ import numpyro.distributions as dist
 import optax
 
 import proxvi
+from proxvi.plots import COLOURS
 
 STEPS = 4_000
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "0.45"  # told apart by colour-blind readers, too
+(BLUE, ORANGE), GREY = COLOURS[:2], "0.45"
 
 
 def model(x: jax.Array) -> None:

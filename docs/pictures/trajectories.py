@@ -16,11 +16,12 @@ import numpy as np
 import optax
 
 import proxvi
+from proxvi.plots import COLOURS
 from proxvi_paper.experiments.figure_1 import TRUTH, ring
 from proxvi_paper.models import factor
 
 STEPS, EVERY, STARTS = 10_000, 25, 25
-BLUE, ORANGE = "#0072B2", "#D55E00"  # told apart by colour-blind readers, too
+BLUE, ORANGE = COLOURS[:2]
 
 
 def entropy(params: factor.Factor) -> Any:

@@ -107,7 +107,7 @@ def _parse(words: Sequence[str]) -> tuple[str, list[str]]:
     if known.experiment is None:
         reproduce.error(f"`experiment` is missing; it comes first, and is one of {', '.join(EXPERIMENTS)}.")
     if known.experiment not in EXPERIMENTS:
-        near = difflib.get_close_matches(str(known.experiment), EXPERIMENTS, n=1)
+        near = difflib.get_close_matches(known.experiment, EXPERIMENTS, n=1)
         guess = f" Did you mean {near[0]}?" if near else ""
         choices = ", ".join(EXPERIMENTS)
         reproduce.error(f"`experiment` comes first and must be one of {choices}, got {known.experiment}.{guess}")
