@@ -20,6 +20,8 @@ from remedies import REMEDIES
 from run import RESULTS
 from scipy.stats import rankdata
 
+from proxvi.plots import pyplot, save
+
 OTHER_FAMILY = ("Pathfinder",)  # its covariance is not diagonal, so its ELBO may be above the best of the others
 RESAMPLES = 2_000
 NEAR, FAR = "#0072B2", "#D55E00"  # which colour-blind readers can tell apart
@@ -226,8 +228,7 @@ RESTARTS_AND_RACES = ["one run", "best of 4", "best of 16", "race, plain", "race
 
 def picture(results: Results, path: Path) -> None:
     """A panel a problem, a row a remedy, a dot a seed."""
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     found = cells(results)
     height = -(-len(found) // 3)
     figure, panels = plt.subplots(height, 3, figsize=(12, 2.9 * height), sharey=True, layout="constrained")
@@ -249,15 +250,12 @@ def picture(results: Results, path: Path) -> None:
         panel.axis("off")
     panels.flat[0].invert_yaxis()
     figure.supxlabel("nats below the best known ELBO: blue dots are near the best, orange ones are not")
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=110)
-    plt.close(figure)
+    save(figure, path, svg=True)
 
 
 def picture_of_four(results: Results, path: Path, steps: int = 48_000) -> None:
     """Four problems with many steps: a row a remedy, a dot a seed."""
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, panels = plt.subplots(1, len(FOUR), figsize=(11, 2.1), sharey=True, layout="constrained")
     rows = {"one run": "one run", "best of 4": "best of 4 restarts", "race, plain": "proxvi.race"}
     titles = ("drug in the blood", "crash test", "sunspots", "galaxies")
@@ -276,9 +274,7 @@ def picture_of_four(results: Results, path: Path, steps: int = 48_000) -> None:
     figure.supxlabel(
         f"nats below the best known ELBO, {steps:,} gradient steps in all (blue: within 2 nats)", fontsize=10
     )
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=130)
-    plt.close(figure)
+    save(figure, path, svg=True)
 
 
 def dots(panel: Any, row: int, gaps: np.ndarray, tolerance: float) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
 
 import proxvi
-from proxvi.plots import COLOURS
+from proxvi.plots import COLOURS, pyplot, save
 
 STEPS = 4_000
 (BLUE, ORANGE), GREY = COLOURS[:2], "0.45"
@@ -62,12 +61,10 @@ def run(constraint: Any, x: jax.Array) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Run with and without the limit, and draw both."""
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     x = jnp.array([-6.0, 0.0, 6.0])[jnp.arange(150) % 3] + jax.random.normal(jax.random.key(0), (150,))
     plain, limited = run((), x), run(proxvi.SpeedLimit(entropy_by_point, over=STEPS / 2), x)
     steps = np.arange(STEPS)
-    mpl.rcParams["svg.hashsalt"] = "proxvi"  # the same bytes every time
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(3, 2))
     ends = {name: found["elbo"][-100:].mean() for name, found in {"VI": plain, "limited": limited}.items()}
     left.plot(steps, plain["entropy"], color=ORANGE)
@@ -85,9 +82,7 @@ def main() -> None:
     )
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    for kind in ("png", "svg"):
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(Path(__file__).with_name(f"speed_limit.{kind}"), dpi=120, metadata=metadata)
+    save(figure, Path(__file__).with_suffix(".png"), svg=True)
 
 
 if __name__ == "__main__":

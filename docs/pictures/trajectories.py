@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
 import optax
 
 import proxvi
-from proxvi.plots import COLOURS
+from proxvi.plots import COLOURS, pyplot, save
 from proxvi_paper.experiments.figure_1 import TRUTH, ring
 from proxvi_paper.models import factor
 
@@ -49,8 +48,7 @@ def run(optimizer: Any, heat: Any, x: jax.Array, start: jax.Array) -> tuple[Any,
 
 def main() -> None:
     """Run all starts by each method, and draw them."""
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     x, starts = factor.simulate(jax.random.split(jax.random.key(0), 10)[0], TRUTH), ring(STARTS)
     decay = optax.exponential_decay(1.0, STEPS, 1e-10)
     adam = optax.adam(0.1, b2=0.99)  # see the study of the settings in docs/figure-1.md
@@ -68,7 +66,6 @@ def main() -> None:
         "speed limit": (optax.chain(optax.adam(0.1), proxvi.speed_limit(entropy, over=STEPS / 2)), cold),
     }
     best = float(run(adam, cold, x, TRUTH + jnp.array([1e-3, -1e-3]))[1])
-    mpl.rcParams["svg.hashsalt"] = "proxvi"  # the same bytes every time
     figure, panels = plt.subplots(1, 4, figsize=(13, 3.7), sharex=True, sharey=True, layout="constrained")
     for axes, (name, (optimizer, heat)) in zip(panels, methods.items(), strict=True):
         every = jax.jit(jax.vmap(lambda start, o=optimizer, h=heat: run(o, h, x, start)))
@@ -82,9 +79,7 @@ def main() -> None:
         axes.spines[["top", "right"]].set_visible(False)
         print(f"{name:14} {free.sum()} of {STARTS} not trapped, median {np.median(best - elbos):.1f} nats below")
     panels[0].set_ylabel("$\\mu_2$")
-    for kind in ("png", "svg"):
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(Path(__file__).with_name(f"trajectories.{kind}"), dpi=120, metadata=metadata)
+    save(figure, Path(__file__).with_suffix(".png"), svg=True)
 
 
 if __name__ == "__main__":

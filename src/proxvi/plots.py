@@ -27,10 +27,13 @@ def pyplot() -> Any:
     return plt
 
 
-def save(figure: Any, path: Path) -> None:
-    """Save a figure and close it; make the folder if there is none."""
+def save(figure: Any, path: Path, *, svg: bool = False) -> None:
+    """Save a figure and close it; make the folder if there is none. With `svg` also as SVG, beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, bbox_inches="tight")  # labels may lie outside of the axes
+    if svg:
+        with pyplot().rc_context({"svg.hashsalt": "proxvi"}):  # the same bytes every time
+            figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     pyplot().close(figure)
 
 

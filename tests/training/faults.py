@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -45,6 +46,8 @@ from proxvi.training._orbax_store import OrbaxStore
 from proxvi.training.checkpoints import Checkpoints
 
 STEPS, NUM_ROWS = 3_000, 1_000
+FATAL = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+AT_ONCE = 4  # runs of the soak
 
 
 def model(x, bad=False):
@@ -65,16 +68,40 @@ def make_svi(guide=None):
     return proxvi.ProximitySVI(model, guide or AutoNormal(model), optax.adam(0.05, b2=0.99), Trace_ELBO(), constraint)
 
 
-def run(folder, *, checkpoint_every=0.0, **reporting):
-    """The run that the faults disturb; with `folder` None it saves nothing."""
+class SlowStream:
+    """Batches of 100 rows that take `seconds` each, as from a slow disk."""
+
+    def __init__(self, seconds):
+        self._seconds, self._rows, self._next = seconds, data(), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        time.sleep(self._seconds)
+        at, self._next = self._next * 100 % NUM_ROWS, self._next + 1
+        return self._rows[at : at + 100]
+
+    def get_state(self):
+        """The position, for a checkpoint."""
+        return {"next": self._next}
+
+    def set_state(self, state):
+        """Go to a position."""
+        self._next = state["next"]
+
+
+def run(folder, *, checkpoint_every=0.0, batch_seconds=None, **reporting):
+    """The run that the faults disturb; with `folder` None it saves nothing, with `batch_seconds` it is a slow one."""
     checkpointing = None
     if folder is not None:
         checkpointing = proxvi.Checkpointing(folder / "checkpoints", every=checkpoint_every)
         reporting = {"metrics_file": folder / "metrics.jsonl", **reporting}
     reporting = proxvi.Reporting(**{"every": 100, "progress": False, **reporting})
-    return proxvi.fit(
-        make_svi(), jax.random.key(0), STEPS, data(), batch_size=100, checkpointing=checkpointing, reporting=reporting
-    )
+    options = {"checkpointing": checkpointing, "reporting": reporting}
+    if batch_seconds is not None:
+        return proxvi.fit(make_svi(), jax.random.key(0), STEPS, SlowStream(batch_seconds), **options)
+    return proxvi.fit(make_svi(), jax.random.key(0), STEPS, data(), batch_size=100, **options)
 
 
 def bits(result):
@@ -94,7 +121,7 @@ def data():
     return 3.0 + np.random.default_rng(0).standard_normal((NUM_ROWS, 50), np.float32)
 
 
-def work(folder, output, jumps=None):
+def work(folder, output, jumps=None, **options):
     """The run in a process of its own, which ends by printing its bits."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
@@ -102,7 +129,7 @@ def work(folder, output, jumps=None):
     if jumps is not None:
         jump_about(jumps)
     try:
-        print("bits", bits(run(folder)), flush=True)
+        print("bits", bits(run(folder, **options)), flush=True)
     except KeyboardInterrupt:  # as the interpreter does; `multiprocessing` has a status of its own
         os._exit(128 + signal.SIGINT)
 
@@ -216,6 +243,16 @@ def kill(folder, times, seed=0, number=signal.SIGKILL):
     return {"times": ended, "runs": runs, "slowest": round(slowest, 1)}
 
 
+def spoil(path, kind, chance):
+    """Flip one bit of a file, or cut it short; returns the byte."""
+    content = bytearray(path.read_bytes())
+    at = chance.randrange(max(len(content), 1))
+    if kind == "flip":
+        content[at] ^= 1 << chance.randrange(8)
+    path.write_bytes(content if kind == "flip" else content[:at])
+    return at
+
+
 def damage(folder, times, seed=0, *, kind, runs=3):
     """Flip one bit, or cut a file short, anywhere in the newest checkpoint; then load. `runs` times, also go on."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -251,12 +288,7 @@ def damage(folder, times, seed=0, *, kind, runs=3):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(pristine, place)
         victim = chance.choices(files, sizes if kind == "flip" else None)[0]
-        path = place / victim.relative_to(pristine)
-        content = bytearray(path.read_bytes())
-        at = chance.randrange(max(len(content), 1))
-        if kind == "flip":
-            content[at] ^= 1 << chance.randrange(8)
-        path.write_bytes(content if kind == "flip" else content[:at])
+        at = spoil(place / victim.relative_to(pristine), kind, chance)
         found, noticed = load(place)
         where = f"a {kind} in {victim.relative_to(pristine)} at byte {at}"
         assert found is not None, f"{where} lost every checkpoint"
@@ -372,6 +404,61 @@ def same_folder(folder, *_):
     return {"times": 1, "slowest": round(waited)}
 
 
+def soak(folder, times, seed=0, *, minute=60.0, batch_seconds=0.2):
+    """Four runs at once, of ten minutes each; each has a fault every minute, `times` in all."""
+    shutil.rmtree(folder, ignore_errors=True)
+    expected, began = bits(run(None, batch_seconds=0.0)), time.monotonic()
+    deal = [len(range(i, times, AT_ONCE)) for i in range(AT_ONCE)]
+    with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(soak_one, folder / str(i), count, seed + i, minute, batch_seconds, expected)
+            for i, count in enumerate(deal)
+        ]
+        runs = sum(job.result() for job in jobs)
+    return {"times": times, "runs": runs, "minutes": round(AT_ONCE * (time.monotonic() - began) / 60)}
+
+
+def soak_one(folder, times, seed, minute, batch_seconds, expected):
+    """One run after the other, with a fault every minute, until there were so many; returns the number of runs."""
+    chance, done, runs = random.Random(seed), 0, 0
+    while done < times or runs == 0:
+        place, promised, finished = folder / str(runs), 0, False
+        while not finished:
+            file, kind = identity(place), "none"
+            process = start(place, checkpoint_every=5.0, batch_seconds=batch_seconds)
+            while done < times and process.exitcode is None:
+                process.join(chance.uniform(0.5, 1.5) * minute)
+                if process.exitcode is not None:
+                    break
+                kind, done = (
+                    chance.choice(("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP", "flip", "cut")),
+                    done + 1,
+                )
+                if kind != "SIGSTOP":
+                    send(process, signal.SIGKILL if kind in ("flip", "cut") else signal.Signals[kind])
+                    break
+                send(process, signal.SIGSTOP)
+                time.sleep(chance.uniform(0.0, 0.5) * minute)
+                send(process, signal.SIGCONT)
+            process.join(30 * 60.0)
+            assert process.exitcode in (0, *(-n for n in FATAL), *(128 + n for n in FATAL)), (
+                kind,
+                printed(place)[-2_000:],
+            )
+            if identity(place) != file:  # it lived to resume
+                assert resumed(place) >= promised, f"{kind}: resumed at {resumed(place)}, saved {promised}"
+            finished, promised = process.exitcode == 0, max(promised, acknowledged(place))
+            steps = sorted(int(path.name) for path in (place / "checkpoints").glob("*") if path.name.isdigit())
+            if kind in ("flip", "cut") and not finished and len(steps) > 1:
+                newest = place / "checkpoints" / str(steps[-1])
+                spoil(chance.choice([path for path in sorted(newest.rglob("*")) if path.is_file()]), kind, chance)
+                promised = steps[-2]
+        assert bits_printed(printed(place)) == [expected], printed(place)[-2_000:]
+        shutil.rmtree(place)
+        runs += 1
+    return runs
+
+
 def start_two(folder, disturbance="", count=2):
     """Two processes that train together, or one of them; see two_processes.py."""
     with socket.socket() as free:
@@ -460,6 +547,10 @@ SENTENCES = {
         "two processes: one is told to end, killed, stopped, or cannot verify a checkpoint",
         "same bits at the end; the other one ended within {slowest SIGTERM}, {slowest SIGKILL} and {slowest SIGSTOP} s",
     ),
+    "soak": (
+        "four slow runs at once, for hours, with a signal, kill −9, stop, flipped bit or cut file every minute each",
+        "{minutes} minutes of running, {runs} runs completed; 0 acknowledged checkpoints lost, 0 runs with other bits",
+    ),
     "deadline": (
         "SIGTERM, then seconds to the exit",
         "1 process: {1 processes, 0.001 s a step} with steps of 1 ms, {1 processes, 1 s a step} with steps of 1 s; 2: "
@@ -500,6 +591,7 @@ FAULTS = {
     "flip": (partial(damage, kind="flip"), 10_000, 1_000),
     "deadline": (deadline, 4, 4),
     "together": (together, 100, 20),
+    "soak": (soak, 480, 40),
 }
 
 

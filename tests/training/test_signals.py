@@ -26,6 +26,12 @@ def test_sigterm_at_any_moment_saves_and_exits(tmp_path: Path) -> None:
     faults.kill(tmp_path, times=5, number=signal.SIGTERM)
 
 
+@pytest.mark.nightly
+@pytest.mark.xdist_group("processes")
+def test_slow_runs_survive_a_fault_every_few_seconds(tmp_path: Path) -> None:
+    faults.soak(tmp_path, times=8, minute=10.0, batch_seconds=0.01)
+
+
 @pytest.mark.slow
 def test_sigterm_saves_and_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def terminate(step: int, _: dict[str, Any]) -> None:

@@ -11,13 +11,6 @@ from proxvi.plots import COLOURS, pyplot, save
 __all__ = ["arrows", "curves", "digits", "study"]
 
 
-def _save(figure: Any, path: Path) -> None:
-    """Save a figure as PNG and, beside it, as SVG, with the same bytes every time."""
-    with pyplot().rc_context({"svg.hashsalt": "proxvi"}):
-        figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
-    save(figure, path)
-
-
 def arrows(ends: Mapping[str, np.ndarray], begins: np.ndarray, truth: np.ndarray, path: Path) -> None:
     """Arrows from the start to the end of two parameters, a panel for each method, as in the paper's Figure 1."""
     plt = pyplot()
@@ -35,7 +28,7 @@ def arrows(ends: Mapping[str, np.ndarray], begins: np.ndarray, truth: np.ndarray
     panels[0, 0].set_ylabel("$\\mu_2$")
     panels[0, 0].legend(loc="upper left", fontsize="small")
     figure.tight_layout()
-    _save(figure, path)
+    save(figure, path, svg=True)
 
 
 def study(grid: Mapping[str, Sequence[float]], shares: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
@@ -51,7 +44,7 @@ def study(grid: Mapping[str, Sequence[float]], shares: Mapping[str, Mapping[str,
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("share of starts not trapped")
     panels[-1].legend(fontsize="small")
-    _save(figure, path)
+    save(figure, path, svg=True)
 
 
 def curves(
@@ -101,7 +94,7 @@ def curves(
         axes.set_ylabel(name)
     for axes in panels.flat:
         axes.grid(alpha=0.3)
-    _save(figure, path)
+    save(figure, path, svg=True)
 
 
 def digits(images: Mapping[str, np.ndarray], path: Path) -> None:
@@ -113,4 +106,4 @@ def digits(images: Mapping[str, np.ndarray], path: Path) -> None:
         axes.imshow(np.hstack([image.reshape(28, 28) for image in row]), cmap="gray_r", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(name, rotation=0, ha="right", va="center")
-    _save(figure, path)
+    save(figure, path, svg=True)

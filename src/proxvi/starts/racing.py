@@ -67,9 +67,9 @@ class Race:
         >>> rounds = (first, Round(np.array([2, 3]), 20, np.ones(2)))
         >>> print(Race({}, None, -5.0, 0.1, lane=2, start=2, method="plain", rounds=rounds, steps=200))
         ELBO -5.00 ± 0.1, by start 2 (plain), which was number 2 of 4 after the first round; 200 gradient steps in all.
-        round  lanes  steps         best       median   worst kept
-            1      4     10        -6.00        -7.50        -7.00
-            2      2     20         1.00         1.00         1.00
+        round   runs  steps    best ELBO  median ELBO
+            1      4     10        -6.00        -7.50
+            2      2     20         1.00         1.00
     """
 
     params: Params = field(repr=False)
@@ -88,12 +88,11 @@ class Race:
         lines = [
             f"ELBO {self.elbo:.2f} ± {self.error:.2g}, by start {self.start} ({self.method}), which was number {place} "
             f"of {len(first.lanes)} after the first round; {self.steps} gradient steps in all.",
-            f"{'round':>5} {'lanes':>6} {'steps':>6} {'best':>12} {'median':>12} {'worst kept':>12}",
+            f"{'round':>5} {'runs':>6} {'steps':>6} {'best ELBO':>12} {'median ELBO':>12}",
         ]
         for number, (lanes, steps, scores) in enumerate(self.rounds, 1):
-            kept = np.sort(scores)[::-1][: max(len(lanes) // 2, 1)]
-            row = f"{kept[0]:12.2f} {np.median(scores):12.2f} {kept[-1]:12.2f}"
-            lines.append(f"{number:5d} {len(lanes):6d} {steps:6d} {row}")
+            elbos = np.where(np.isfinite(scores), scores, -np.inf)  # a run that diverged is the worst
+            lines.append(f"{number:5d} {len(lanes):6d} {steps:6d} {np.max(elbos):12.2f} {np.median(elbos):12.2f}")
         return "\n".join(lines)
 
     __repr__ = __str__
