@@ -113,9 +113,9 @@ def test_a_plain_lane_is_kept_until_one_is_left() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"starts": 3}, "`starts` must give a power of 2 lanes with 1 methods, got 3"),
+        ({"starts": 3}, "`starts` must give a power of 2 runs with 1 methods, got 3"),
         ({"methods": ("magic",)}, r"`methods` must name 'plain', 'speed limit', or both, got \['magic'\]"),
-        ({"num_steps": 100}, "`num_steps` must be at least 768, one step for each of 64 lanes, got 100"),
+        ({"num_steps": 100}, "`num_steps` must be at least 768, one step for each of 64 runs, got 100"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(arguments: dict[str, Any], message: str) -> None:

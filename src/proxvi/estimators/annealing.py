@@ -146,11 +146,19 @@ class WarmUpELBO(ScheduledELBO):
         weight: `w`, an Optax schedule of the step that ends at 1.
 
     Example:
-        >>> import optax
+        Without a constraint, the last argument of `ProximitySVI` is `()`:
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi
         >>> from numpyro.infer import TraceMeanField_ELBO
-        >>> warm = WarmUpELBO(TraceMeanField_ELBO(), optax.linear_schedule(0.0, 1.0, 10_000))
-        >>> warm.num_particles
-        1
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> def model(x):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+        >>> warm = WarmUpELBO(TraceMeanField_ELBO(), optax.linear_schedule(0.0, 1.0, 1_000))
+        >>> svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.05), warm, ())
+        >>> result = svi.run(jax.random.key(0), 2_000, jnp.array(3.0), progress_bar=False)
+        >>> bool(abs(result.params["mean_auto_loc"] - 3.0) < 0.2)
+        True
     """
 
     def __init__(self, elbo: ELBO, weight: optax.ScalarOrSchedule) -> None:

@@ -15,7 +15,7 @@ from proxvi._typing import Batch, Float, Int, Json, Params, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.starts._programs import programs_of, renewed
 from proxvi.starts._workers import PARTS, Workers
-from proxvi.svi import ProximitySVIState
+from proxvi.svi import ProximitySVIState, unweighted_sites
 from proxvi.training import Arrays, describe
 
 __all__ = ["Lanes"]
@@ -70,6 +70,7 @@ class Lanes:
         self.svi = self._programs.svi
         svi.constrain_fn = self.svi.constrain_fn  # so that `svi.get_params` works
         self._split = NamedSharding(self._mesh, PartitionSpec("lanes"))
+        self._weight = 1.0
         self._workers = None
         if executor is not None:
             parts = (svi.model, renewed(svi.guide), svi.optim, svi.loss, svi.static_kwargs)
@@ -78,7 +79,11 @@ class Lanes:
     def start(self, keys: Array, num_steps: int) -> ProximitySVIState:
         """The states before the first step, one for each key; `num_steps` is what `run` would be told."""
         states = self._programs.start(keys, self._first, num_steps=num_steps)
-        self.svi.tell_length(jax.tree.map(lambda x: x[0], states), num_steps)
+        one = jax.tree.map(lambda x: x[0], states)
+        self.svi.tell_length(one, num_steps)
+        size, rows = self.source.batch_size, self.source.rows
+        if size is not None and size < rows and unweighted_sites(self.svi, one, self._first)[1]:
+            self._weight = rows / size  # the loss of an autoencoder is that of its batch
         return states
 
     def advance(
@@ -93,10 +98,11 @@ class Lanes:
             decay: the steps between which updates are shortened from their full length to 0, by a cosine.
 
         Returns:
-            The states, and the mean loss of each lane.
+            The states, and the mean loss of each lane, as that of all rows.
         """
         if self._workers is not None:
-            return self._workers.advance(states, step, length, decay)
+            states, loss = self._workers.advance(states, step, length, decay)
+            return states, self._weight * loss
         count = jax.tree.leaves(states)[0].shape[0]
         rows, blocks, where = self._deal(count)
         dealt = jax.device_put(take(states, rows), self._split)
@@ -107,7 +113,7 @@ class Lanes:
             dealt, part = self._programs.advance(dealt, blocks, feed, step + done, fits, begin_and_end)
             done += fits
             mean = mean + (np.asarray(part, np.float64) - mean) * (fits / done)
-        return take(dealt, where), mean[where]
+        return take(dealt, where), self._weight * mean[where]
 
     def _deal(self, count: int) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " devices"], np.ndarray]:
         """Deal lanes to devices: which lane is in each row, how many blocks a device takes, where each lane is."""

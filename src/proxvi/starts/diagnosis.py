@@ -12,9 +12,11 @@ import tqdm.auto
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
+from numpyro.infer.util import log_density
 
 from proxvi._typing import Params, ParamTree, Tree
 from proxvi._validation import check_integer, check_key, check_number, common_length
+from proxvi.starts._labels import Labels, find_labels, match
 from proxvi.starts._lanes import Lanes
 from proxvi.starts.report import Luck
 from proxvi.training import has_converged, is_time_to_ask
@@ -57,7 +59,8 @@ def luck(
         data: the arguments of the model.
         starts: how many starts. For a function also the starts themselves, as a tree of arrays with a leading axis.
         batch_size: rows of the arrays in a batch; None for all of them.
-        tolerance: ELBOs that differ by less count as the same, in nats.
+        tolerance: ELBOs that differ by less count as the same, in nats. They are those of all rows together, so a
+            network on many rows needs more: a tenth of their number, say.
         best_known: the best ELBO that is known from elsewhere, if any, to compare with.
         floor: the ELBO of a null model, if any; a start that ends below it has found nothing.
         particles: samples for each final ELBO, the same ones for all starts.
@@ -150,19 +153,20 @@ def _of_lanes(
             bar.set_postfix_str(f"best ELBO {best:.5g}", refresh=False)
             if stop_within is not None and is_time_to_ask(begin, end) and _all_converged(windows, stop_within):
                 break
-    estimates = lanes.elbos(states, elbo_key, particles).astype(np.float64)
-    elbos = estimates.mean(0)
-    distances = {}
-    if np.any(np.isfinite(elbos)):
-        means, deviations = _moments(lanes, lanes.params(states), sample_key)
-        best = int(np.nanargmax(np.where(np.isfinite(elbos), elbos, np.nan)))
-        distances = {name: _distance(means[name], deviations[name], best) for name in means}
+        bar.set_postfix_str("estimates the final ELBOs and posteriors")
+        estimates = lanes.elbos(states, elbo_key, particles).astype(np.float64)
+        elbos = estimates.mean(0)
+        distances, matched = {}, ()
+        if np.any(np.isfinite(elbos)):
+            best = int(np.nanargmax(np.where(np.isfinite(elbos), elbos, np.nan)))
+            distances, matched = _differences(lanes, lanes.params(states), best, sample_key)
     return Luck(
         elbos,
         np.stack(windows, axis=1),
         lanes.params(states),
         errors=estimates.std(0, ddof=1) / np.sqrt(particles),
         distances=distances,
+        matched=matched,
         **settings,
     )
 
@@ -173,25 +177,45 @@ def _all_converged(windows: list[np.ndarray], within: float) -> bool:
     return all(has_converged(-trace, within) or not np.isfinite(trace[-1]) for trace in traces)
 
 
-def _moments(lanes: Lanes, params: Params, key: Array) -> tuple[Params, Params]:
-    """Posterior mean and standard deviation of every latent variable, for each lane."""
-    svi = lanes.svi
+def _differences(lanes: Lanes, params: Params, best: int, key: Array) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """By site, how far the answers of each start are from those of the best; and sites whose labels were matched."""
+    svi, data = lanes.svi, lanes.source.arrays
 
     def sample(params: Params, data: Tree, key: Array) -> Params:
         guide = numpyro.handlers.substitute(numpyro.handlers.seed(svi.guide, key), data=params)
         trace = numpyro.handlers.trace(guide).get_trace(*data, **svi.static_kwargs)
         return {
-            name: jnp.asarray(site["value"], jnp.result_type(float))
+            name: jnp.asarray(site["value"])
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"] and not site["infer"].get("is_auxiliary", False)
         }
 
     def moments(params: Params, data: Tree) -> tuple[Params, Params]:
+        """Posterior mean and standard deviation of every latent variable."""
         draws = jax.vmap(lambda key: sample(params, data, key))(jax.random.split(key, SAMPLES))
+        draws = jax.tree.map(lambda x: x.astype(jnp.result_type(float)), draws)
         return jax.tree.map(lambda x: x.mean(0), draws), jax.tree.map(lambda x: x.std(0), draws)
 
-    both = jax.jit(lambda params, data: jax.lax.map(lambda p: moments(p, data), params))(params, lanes.source.arrays)
-    return jax.tree.map(np.asarray, both)
+    both = jax.jit(lambda params, data: jax.lax.map(lambda p: moments(p, data), params))(params, data)
+    means, deviations = jax.tree.map(np.asarray, both)
+
+    of_best = jax.tree.map(lambda x: x[best], params)
+    shapes = jax.eval_shape(sample, of_best, data, key)
+    labels: list[Labels] = []
+    if all(jnp.issubdtype(x.dtype, jnp.floating) for x in shapes.values()):  # a discrete latent has no mean value
+        latent = jax.jit(lambda values, params, data: _log_density(svi, values, params, data, key))
+        values = {name: np.asarray(mean[best]) for name, mean in means.items()}
+        labels = find_labels(values, lambda values: float(latent(values, of_best, data)))
+    for label in labels:
+        means, deviations = match(label, means, deviations, best)
+    distances = {name: _distance(means[name], deviations[name], best) for name in means}
+    return distances, tuple(name for label in labels for name in label.axes)
+
+
+def _log_density(svi: SVI, values: Params, params: Params, data: Tree, key: Array) -> Array:
+    """`log p(x, z)` at the values of the latent variables."""
+    model = numpyro.handlers.substitute(numpyro.handlers.seed(svi.model, key), data=params)
+    return jnp.asarray(log_density(model, data, svi.static_kwargs, values)[0])
 
 
 def _distance(mean: np.ndarray, deviation: np.ndarray, best: int) -> np.ndarray:

@@ -163,7 +163,7 @@ def race(
     count = starts * len(methods)
     if count < 2 or count & (count - 1):
         raise ValueError(
-            f"`starts` must give a power of 2 lanes with {len(methods)} methods, got {starts}; take 64, for example."
+            f"`starts` must give a power of 2 runs with {len(methods)} methods, got {starts}; take 64, for example."
         )
     stages = schedule(num_steps, count)
     limits = (SpeedLimit(),) if LIMITED in methods else ()
@@ -203,7 +203,7 @@ def race(
             if stage.lanes == 2:  # one is left
                 states = lanes.with_fresh_optimizer(states)
             bar.update(stage.lanes * stage.length)
-            bar.set_postfix_str(f"{len(alive)} lanes left, best ELBO {best:.5g}", refresh=False)
+            bar.set_postfix_str(f"{len(alive)} runs left, best ELBO {best:.5g}", refresh=False)
             if checkpoints is not None and (checkpoints.is_due() or stage is stages[-1]):
                 notes = [[r.lanes.tolist(), r.steps, r.scores.tolist()] for r in rounds]
                 checkpoints.save(number, states, {"alive": alive.tolist(), "rounds": notes})
@@ -252,7 +252,7 @@ def schedule(num_steps: int, count: int) -> list[Stage]:
     if each < count:
         raise ValueError(
             f"`num_steps` must be at least {math.ceil(count * rounds / (1 - FINISH))}, one step for each of {count} "
-            f"lanes, got {num_steps}; take more steps, or fewer starts."
+            f"runs, got {num_steps}; take more steps, or fewer starts."
         )
     stages, done = [], 0
     for lanes in (count >> r for r in range(rounds)):

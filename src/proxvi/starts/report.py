@@ -16,6 +16,7 @@ __all__ = ["Basin", "Luck"]
 CONFIDENT = 0.95
 QUANTILE = 1.96  # of the normal distribution, for that confidence
 SHOWN = 10  # basins
+FAR = 3.0  # posterior standard deviations
 
 
 class Basin(NamedTuple):
@@ -49,13 +50,15 @@ class Luck:
         errors: standard errors of `elbos`; 0 where they are exact, or not known.
         distances: by site, how far the posterior mean of each start is from that of the best start, in posterior
             standard deviations; that of the element that is farthest.
+        matched: the sites whose components were put into the order of those of the best start before: their labels can
+            be permuted, as in a mixture.
 
     Example:
         >>> import numpy as np
         >>> elbos = np.array([-10.0, -10.5, -30.0, -30.2, -30.1])
         >>> report = Luck(elbos, np.tile(elbos[:, None], (1, 100)), params=None)
         >>> print(report.verdict)
-        2 of 5 starts end within 2 nats of the best (12% to 77% of all starts); the median start loses 20 nats. 5 starts are too few to tell the share. Race them: `proxvi.race`.
+        2 of 5 starts end within 2 nats of the best (12% to 77% of all starts); the other 3 lose 20 to 20.2 nats. 5 starts are too few to tell the share. Race them: `proxvi.race`.
     """  # noqa: E501
 
     elbos: Float[np.ndarray, " starts"]
@@ -66,6 +69,7 @@ class Luck:
     floor: float | None = None
     errors: Float[np.ndarray, " starts"] | None = None
     distances: dict[str, Float[np.ndarray, " starts"]] = field(default_factory=dict, repr=False)
+    matched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_number("tolerance", self.tolerance, above=0.0, remedy="2 nats is the default")
@@ -167,48 +171,71 @@ class Luck:
         if self.good == 0:
             return (
                 f"None of {n} starts ends {near} known ELBO, {self.best:.2f}; the best of them loses "
-                f"{self.best - self.best_found:.3g} nats (at most {high:.0%} of all starts are good). "
+                f"{_nats(self.best - self.best_found)} nats (at most {high:.0%} of all starts are good). "
                 "Race more of them: `proxvi.race`."
             )
         if self.good == n:
             return f"No luck: all {n} starts end {near} (at least {low:.0%} of all starts). One run is enough."
-        text = (
-            f"{self.good} of {n} starts end {near} ({low:.0%} to {high:.0%} of all starts); "
-            f"the median start loses {self.median_loss:.3g} nats."
-        )
+        text = f"{self.good} of {n} starts end {near} ({low:.0%} to {high:.0%} of all starts){self._others()}."
         if high - low > 0.5:
             text += f" {n} starts are too few to tell the share."
         if self.share >= CONFIDENT:
             return text + " Luck hardly matters."
         if len(self.basins[0].starts) >= CONFIDENT * n:
-            return text + " Nearly all share a basin: let the learning rate decay, or run longer."
+            nearly = "All" if len(self.basins[0].starts) == n else "Nearly all"
+            return text + f" {nearly} share a basin: let the learning rate decay, or run longer."
         restarts = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - self.share))
-        rescue = f", or keep the best of {restarts} restarts" if high - low <= 0.5 else ""
+        rescue = f", or keep the best of {restarts} restarts ({CONFIDENT:.0%} sure)" if high - low <= 0.5 else ""
         return text + f" Race them: `proxvi.race`{rescue}."
+
+    def _others(self) -> str:
+        """What became of the starts that are not good; those without a finite ELBO are in the notes."""
+        near = self._finite >= self.best - self.tolerance
+        mates = np.isin(np.arange(len(near)), self.basins[0].starts) & ~near
+        losses = self.best - self._finite[np.isfinite(self._finite) & ~near & ~mates]
+        text = f", {mates.sum()} more in its basin" if mates.any() else ""
+        if losses.size == 1:
+            return text + f"; another one loses {_nats(losses[0])} nats"
+        if losses.size:
+            return text + f"; the other {losses.size} lose {_nats(losses.min())} to {_nats(losses.max())} nats"
+        return text
 
     def _notes(self) -> list[str]:
         notes = []
         n = len(self.elbos)
         if 0 < self.climbing.sum() <= n / 2:
-            notes.append(f"{self.climbing.sum()} starts still climb at the end: their basins are not final.")
+            notes.append(
+                f"{self.climbing.sum()} starts still climb at the end, so their basins are not final: run longer."
+            )
         if lost := int(np.sum(~np.isfinite(self.elbos))):
             notes.append(f"{lost} starts ended without a finite ELBO.")
         if self.floor is not None and (below := int(np.sum(self._finite < self.floor))):
             notes.append(f"{below} starts end below the null model, {self.floor:.2f}: they have found nothing.")
         if self.errors is not None and np.nanmax(self.errors) > self.tolerance / 2:
             notes.append(
-                f"the ELBOs have standard errors up to {np.nanmax(self.errors):.2g} nats: raise `particles` or "
-                "`tolerance`."
+                f"The ELBOs have standard errors up to {np.nanmax(self.errors):.2g} nats: raise `particles`, or "
+                f"`tolerance` to {2 * np.nanmax(self.errors):.2g} at least."
+            )
+        if self.matched:
+            names = ", ".join(f"`{name}`" for name in self.matched)
+            notes.append(f"The components of {names} were matched first: the model is the same in any order of them.")
+        near = [start for start in self.basins[0].starts[1:] if self._finite[start] >= self.best - self.tolerance]
+        distance, site = self._farthest(np.array(near, int)) if near else (math.nan, "")
+        if distance > FAR:
+            notes.append(
+                f"Starts that end equally well differ by {distance:.3g} sd in `{site}`: several answers fit, or its "
+                "entries can trade places."
             )
         return notes
 
     def _rows(self) -> list[list[str]]:
-        known = bool(self.distances)
-        rows = [["basin", "ELBO", "below best", "starts", "best start", *(["answers differ by"] if known else [])]]
+        known, climbs = bool(self.distances), bool(self.climbing.any())
+        rows = [["basin", "ELBO", "below best", "starts", "best start"]]
+        rows[0] += ["still climb"] * climbs + ["from best answer"] * known
         for number, basin in enumerate(self.basins[:SHOWN], 1):
             cells = [f"{number}", f"{basin.elbo:.2f}", f"{self.best - basin.elbo:.2f}", f"{len(basin.starts)}"]
-            differ = [f"{basin.distance:.3g} sd ({basin.site})"] if known else []
-            rows.append([*cells, f"{basin.starts[0]}", *differ])
+            cells += [f"{basin.starts[0]}"] + [f"{self.climbing[basin.starts].sum()}"] * climbs
+            rows.append(cells + [f"{basin.distance:.3g} sd ({basin.site})"] * known)
         return rows
 
     def __str__(self) -> str:
@@ -253,3 +280,8 @@ class Luck:
                 for basin in self.basins
             ],
         }
+
+
+def _nats(value: float) -> str:
+    """Three digits, but no power of ten."""
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"

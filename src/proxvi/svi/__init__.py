@@ -5,7 +5,7 @@ from proxvi.svi._run_warnings import ACTIVE, warn_after_run
 from proxvi.svi.proximity_svi import (
     ProximitySVI,
     ProximitySVIState,
-    warn_if_unweighted,
+    unweighted_sites,
     with_loss,
     with_params,
 )
@@ -18,8 +18,8 @@ __all__ = [
     "guarded_update",
     "raise_if_stopped",
     "stays_finite",
+    "unweighted_sites",
     "warn_after_run",
-    "warn_if_unweighted",
     "with_loss",
     "with_params",
 ]

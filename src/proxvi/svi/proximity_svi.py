@@ -447,11 +447,9 @@ def _is_traced(tree: Tree) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, batch: Batch) -> None:
-    """Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small."""
+def unweighted_sites(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> tuple[list[str], list[str]]:
+    """Latent sites that all rows share, and observed ones of the rows whose likelihood counts the batch only."""
     size = np.shape(jax.tree.leaves(batch)[0])[0]
-    if size == rows:
-        return
     params, shared, unweighted = svi.optim.get_params(state.optim_state), [], []
 
     def look(key: Array) -> None:
@@ -465,10 +463,4 @@ def warn_if_unweighted(svi: ProximitySVI, state: ProximitySVIState, rows: int, b
                     unweighted.append(name)
 
     jax.eval_shape(look, jax.random.key(0))
-    if shared and unweighted:
-        warnings.warn(
-            f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
-            f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
-            f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
-            stacklevel=4,
-        )
+    return shared, unweighted

@@ -1,5 +1,6 @@
 """The compiled steps of a run, in chunks."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from proxvi.svi import (
     guarded_update,
     raise_if_stopped,
     stays_finite,
-    warn_if_unweighted,
+    unweighted_sites,
     with_loss,
 )
 from proxvi.training._batches import make_source
@@ -94,11 +95,21 @@ class ChunkRunner:
         self.svi, state = start_reproducibly(svi, init_key, self._first)
         self.state = self._placement.replicate(self.svi.tell_length(state, pacer.num_steps))
         if batch_size is not None:
-            rows = common_length("data", data, "it is the rows' axis")
-            warn_if_unweighted(self.svi, self.state, rows, self._first)
+            self._warn_if_unweighted(batch_size, common_length("data", data, "it is the rows' axis"))
         self._plain = self._compiled(self.svi.update)
         self._guarded = self._compiled(partial(guarded_update, self.svi))
         self._evaluate = jax.jit(lambda state, key, data: -self.svi.evaluate(state._replace(rng_key=key), *data))
+
+    def _warn_if_unweighted(self, size: int, rows: int) -> None:
+        """Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small."""
+        shared, unweighted = unweighted_sites(self.svi, self.state, self._first) if size < rows else ([], [])
+        if shared and unweighted:
+            warnings.warn(
+                f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
+                f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
+                f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
+                stacklevel=4,
+            )
 
     def _compiled(self, update: Update) -> Callable[..., Chunk]:
         """A program that takes `length` steps, from the `skip`-th of a feed that begins at step `first`.
