@@ -127,6 +127,8 @@ def work(folder, output, jumps=None, **options):
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup` and `&` have these ignored, and `fit` heeds it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if jumps is not None:
         jump_about(jumps)
     try:
@@ -439,7 +441,7 @@ def soak_one(folder, times, seed, minute, batch_seconds, expected):
                 send(process, signal.SIGSTOP)
                 time.sleep(chance.uniform(0.0, 0.5) * minute)
                 send(process, signal.SIGCONT)
-            process.join(30 * 60.0)
+            process.join(10 * 60.0)
             finished, text = process.exitcode == 0, printed(place)
             assert finished or process.exitcode in {*(-n for n in FATAL), *(128 + n for n in FATAL)}, (kind, text)
             if identity(place) != file:  # it lived to resume
