@@ -171,8 +171,7 @@ def progress_bar(wanted: bool | None, num_steps: int, step: int) -> tqdm.tqdm:
     """A progress bar, at `step`. None shows it on a terminal and in a notebook; only process 0 shows it."""
     watched = sys.stderr.isatty() or "ipykernel" in sys.modules
     shown = (watched if wanted is None else wanted) and jax.process_index() == 0
-    said = f"resumed at {step}" if step else None
-    return tqdm.auto.tqdm(desc=said, total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
+    return tqdm.auto.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
 
 
 def postfix(metrics: Metrics) -> str:
