@@ -213,7 +213,7 @@ def test_the_verdict_tells_what_the_others_lose() -> None:
     assert "10 of 16 starts end within 2 nats of the best" in verdict
     assert "; the other 6 lose 3 to 2,880 nats." in verdict
     assert (
-        "2 more in its basin; the other 4 lose 119 to 2,880 nats."
+        "2 more in its basin (let the learning rate decay); the other 4 lose 119 to 2,880 nats."
         in report_of([0.0] * 9 + [-1.5] + [-3.0, -4.0] + [-119.0] * 3 + [-2_880.0]).verdict
     )
     assert "; another one loses 50 nats." in report_of([0.0] * 9 + [-50.0]).verdict

@@ -67,9 +67,10 @@ class Race:
         >>> rounds = (first, Round(np.array([2, 3]), 20, np.ones(2)))
         >>> print(Race({}, None, -5.0, 0.1, lane=2, start=2, method="plain", rounds=rounds, steps=200))
         ELBO -5.00 ± 0.1, by start 2 (plain), which was number 2 of 4 after the first round; 200 gradient steps in all.
-        round   runs  steps    best ELBO  median ELBO
-            1      4     10        -6.00        -7.50
-            2      2     20         1.00         1.00
+         round   runs  steps each    best ELBO  median ELBO
+             1      4          10        -6.00        -7.50
+             2      2          20         1.00         1.00
+        winner      1         120        -5.00
     """
 
     params: Params = field(repr=False)
@@ -88,11 +89,13 @@ class Race:
         lines = [
             f"ELBO {self.elbo:.2f} ± {self.error:.2g}, by start {self.start} ({self.method}), which was number {place} "
             f"of {len(first.lanes)} after the first round; {self.steps} gradient steps in all.",
-            f"{'round':>5} {'runs':>6} {'steps':>6} {'best ELBO':>12} {'median ELBO':>12}",
+            f"{'round':>6} {'runs':>6} {'steps each':>11} {'best ELBO':>12} {'median ELBO':>12}",
         ]
         for number, (lanes, steps, scores) in enumerate(self.rounds, 1):
             elbos = np.where(np.isfinite(scores), scores, -np.inf)  # a run that diverged is the worst
-            lines.append(f"{number:5d} {len(lanes):6d} {steps:6d} {np.max(elbos):12.2f} {np.median(elbos):12.2f}")
+            lines.append(f"{number:6d} {len(lanes):6d} {steps:11d} {np.max(elbos):12.2f} {np.median(elbos):12.2f}")
+        finish = self.steps - sum(len(lanes) * steps for lanes, steps, _ in self.rounds)
+        lines.append(f"{'winner':>6} {1:6d} {finish:11d} {self.elbo:12.2f}")
         return "\n".join(lines)
 
     __repr__ = __str__

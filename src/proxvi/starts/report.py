@@ -193,7 +193,7 @@ class Luck:
         near = self._finite >= self.best - self.tolerance
         mates = np.isin(np.arange(len(near)), self.basins[0].starts) & ~near
         losses = self.best - self._finite[np.isfinite(self._finite) & ~near & ~mates]
-        text = f", {mates.sum()} more in its basin" if mates.any() else ""
+        text = f", {mates.sum()} more in its basin (let the learning rate decay)" if mates.any() else ""
         if losses.size == 1:
             return text + f"; another one loses {_nats(losses[0])} nats"
         if losses.size:
@@ -205,7 +205,8 @@ class Luck:
         n = len(self.elbos)
         if 0 < self.climbing.sum() <= n / 2:
             notes.append(
-                f"{self.climbing.sum()} starts still climb at the end, so their basins are not final: run longer."
+                f"{self.climbing.sum()} starts still climb at the end, so the shares are not final. A race may begin "
+                "now: it finishes its winner."
             )
         if lost := int(np.sum(~np.isfinite(self.elbos))):
             notes.append(f"{lost} starts ended without a finite ELBO.")
