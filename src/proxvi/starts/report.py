@@ -128,6 +128,12 @@ class Luck:
         fifth, _ = self._rise(5)
         return fast & ((tenth > 3.0) | ((tenth > 1.0) & (fifth > 3.0)))
 
+    def _last_gain(self) -> float:
+        """What the median start gained from the last tenth but one to the last."""
+        length = max(self.traces.shape[1] // 10, 1)
+        last, before = self.traces[:, -length:].mean(1), self.traces[:, -2 * length : -length].mean(1)
+        return float(np.nanmedian(np.where(np.isfinite(last - before), last - before, np.nan)))
+
     def _rise(self, part: int) -> tuple[np.ndarray, np.ndarray]:
         """By how much a last part of the run is above the one before, in standard errors; and whether that is fast."""
         length = self.traces.shape[1] // part
@@ -164,10 +170,13 @@ class Luck:
                     f"No luck so far: all {n} starts end {near}. But {self.climbing.sum()} of them still climb at the "
                     "end: run longer to be sure."
                 )
-            return (
-                f"{self.climbing.sum()} of {n} starts still climb at the end, so nothing can be said about luck yet. "
-                "Run longer."
+            gain, spread = self._last_gain(), np.nanmax(self._finite) - np.nanmin(self._finite)
+            text = (
+                f"{self.climbing.sum()} of {n} starts still climb at the end, by {_nats(gain)} nats in the last tenth "
+                f"of the run, and differ by up to {_nats(spread)}: nothing can be said about luck yet. Run longer"
             )
+            # A network that gains more by its steps than by its start.
+            return text + (", or give the steps of all starts to one run." if spread < 10 * gain else ".")
         if self.good == 0:
             return (
                 f"None of {n} starts ends {near} known ELBO, {self.best:.2f}; the best of them loses "

@@ -123,7 +123,7 @@ def fit(
         bar = stack.enter_context(progress_bar(reporting.progress, num_steps, progress.step))
         if checkpoints is not None and progress.step:
             message = f"resumed at step {progress.step} of {num_steps} from {checkpoints.location}"
-            LOG.info(message) if bar.disable else bar.write(message, file=sys.stderr)
+            LOG.info(message) if reporting.progress is False else bar.write(message, file=sys.stderr)
         received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
 
         def converged() -> bool:  # a function of the progress alone: a run that has stopped stays so when called again
