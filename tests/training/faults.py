@@ -167,7 +167,8 @@ def send(process, number):
 
 
 def printed(folder):
-    return (folder / "output").read_text()
+    output = folder / "output"
+    return output.read_text() if output.exists() else ""  # not there if it was killed in its first moments
 
 
 def bits_printed(text):
