@@ -36,21 +36,32 @@ class Labels(NamedTuple):
         return changed
 
 
-def find_labels(values: Values, log_density: Callable[[Values], float]) -> list[Labels]:
-    """The labels that can be permuted without a change of `log p(x, z)` at `values`.
+def find_labels(points: list[Values], log_density: Callable[[Values], float]) -> list[Labels]:
+    """The labels that can be permuted without a change of `log p(x, z)` at any of the points.
 
-    A rotation by one and an exchange of the first two components generate all permutations.
+    A rotation by one and an exchange of the first two components generate all permutations. At an optimum, components
+    may be alike without being exchangeable, so some of the points must be elsewhere.
     """
+    before = [(values, density) for values in points if np.isfinite(density := log_density(values))]
+    if len(before) < 2:
+        return []
+
+    def unchanged(labels: Labels) -> bool:
+        count = labels.components
+        orders = np.roll(np.arange(count), 1), np.array([1, 0, *range(2, count)])
+        return all(
+            abs(log_density(labels.permute(values, order)) - density) <= 1e-3 + 1e-5 * abs(density)  # float32 rounds
+            for values, density in before
+            for order in orders
+        )
+
     found = []
-    before = None
-    for count in sorted({n for value in values.values() for n in value.shape if 1 < n <= MOST}):
-        for labels in _candidates(values, count):
-            orders = np.roll(np.arange(count), 1), np.array([1, 0, *range(2, count)])
-            before = log_density(values) if before is None else before
-            changes = [abs(log_density(labels.permute(values, order)) - before) for order in orders]
-            if np.isfinite(before) and max(changes) <= 1e-3 + 1e-5 * abs(before):  # rounding in float32
-                found.append(labels)
-                break
+    for count in sorted({n for value in points[0].values() for n in value.shape if 1 < n <= MOST}):
+        candidates = (labels for labels in _candidates(points[0], count) if unchanged(labels))
+        labels = next(candidates, None)
+        # To match components, a site must have one axis of them.
+        if labels is not None and any(len(axes) == 1 for axes in labels.axes.values()):
+            found.append(labels)
     return found
 
 
@@ -73,7 +84,8 @@ def match(labels: Labels, means: Values, deviations: Values, best: int) -> tuple
         deviations: posterior standard deviations.
         best: the start to which the others are matched.
     """
-    from scipy.optimize import linear_sum_assignment  # jax needs it anyway; it takes a moment to import
+    from scipy.optimize import linear_sum_assignment  # jax needs SciPy anyway; it takes a moment to import
+    from scipy.spatial.distance import cdist
 
     starts = len(next(iter(means.values())))
     matched: list[tuple[Values, Values]] = []
@@ -82,8 +94,9 @@ def match(labels: Labels, means: Values, deviations: Values, best: int) -> tuple
         cost = np.zeros((labels.components, labels.components))
         for name, axes in labels.axes.items():
             if len(axes) == 1:
-                scale = np.sqrt((deviations[name][best] ** 2 + deviations[name][start] ** 2) / 2).mean() + 1e-30
-                cost += _distances(ours[name], theirs[name], axes[0]) / scale**2
+                a, b = (_rows(x[name], axes[0]) for x in (ours, theirs))
+                scale = np.mean([np.square(deviations[name][i], dtype=float).mean() for i in (best, start)])
+                cost += cdist(a, b, "sqeuclidean") / (scale + 1e-10 * np.square(a).mean() + 1e-30)
         _, order = linear_sum_assignment(np.nan_to_num(cost, nan=0.0, posinf=1e30))
         spread = {name: moment[start] for name, moment in deviations.items()}
         matched.append((labels.permute(theirs, order), labels.permute(spread, order)))
@@ -93,7 +106,6 @@ def match(labels: Labels, means: Values, deviations: Values, best: int) -> tuple
     )
 
 
-def _distances(ours: np.ndarray, theirs: np.ndarray, axis: int) -> Float[np.ndarray, "components components"]:
-    """Squared distances of each of our components to each of theirs."""
-    a, b = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).astype(np.float64) for x in (ours, theirs))
-    return np.sum((a[:, None] - b[None]) ** 2, axis=2)
+def _rows(value: np.ndarray, axis: int) -> Float[np.ndarray, "components numbers"]:
+    """One row for each component."""
+    return np.moveaxis(value, axis, 0).reshape(value.shape[axis], -1).astype(np.float64)

@@ -15,7 +15,7 @@ from proxvi._typing import Batch, Float, Int, Json, Params, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.starts._programs import programs_of, renewed
 from proxvi.starts._workers import PARTS, Workers
-from proxvi.svi import ProximitySVIState, unweighted_sites
+from proxvi.svi import ProximitySVIState, batch_sites
 from proxvi.training import Arrays, describe
 
 __all__ = ["Lanes"]
@@ -82,8 +82,10 @@ class Lanes:
         one = jax.tree.map(lambda x: x[0], states)
         self.svi.tell_length(one, num_steps)
         size, rows = self.source.batch_size, self.source.rows
-        if size is not None and size < rows and unweighted_sites(self.svi, one, self._first)[1]:
-            self._weight = rows / size  # the loss of an autoencoder is that of its batch
+        if size is not None and size < rows:
+            sites = batch_sites(self.svi, one, self._first)
+            if sites.unweighted and not sites.weighted and not sites.shared:
+                self._weight = rows / size  # the loss of an autoencoder is that of its batch
         return states
 
     def advance(

@@ -1,5 +1,6 @@
 """`luck`: many starts in one program, and a report of how much the result depends on the start."""
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -17,13 +18,15 @@ from numpyro.infer.util import log_density
 from proxvi._typing import Params, ParamTree, Tree
 from proxvi._validation import check_integer, check_key, check_number, common_length
 from proxvi.starts._labels import Labels, find_labels, match
-from proxvi.starts._lanes import Lanes
+from proxvi.starts._lanes import Lanes, take
 from proxvi.starts.report import Luck
+from proxvi.svi import ProximitySVIState
 from proxvi.training import has_converged, is_time_to_ask
 
 __all__ = ["luck"]
 
 WINDOWS = 100  # of a trace
+PRIOR_DRAWS = 2  # points, beside the best answer, at which labels are permuted
 SAMPLES = 200  # of a posterior, for its means and standard deviations
 
 Optimise = Callable[[Any], tuple[ParamTree, Array]]
@@ -159,7 +162,7 @@ def _of_lanes(
         distances, matched = {}, ()
         if np.any(np.isfinite(elbos)):
             best = int(np.nanargmax(np.where(np.isfinite(elbos), elbos, np.nan)))
-            distances, matched = _differences(lanes, lanes.params(states), best, sample_key)
+            distances, matched = _differences(lanes, states, best, sample_key)
     return Luck(
         elbos,
         np.stack(windows, axis=1),
@@ -177,9 +180,11 @@ def _all_converged(windows: list[np.ndarray], within: float) -> bool:
     return all(has_converged(-trace, within) or not np.isfinite(trace[-1]) for trace in traces)
 
 
-def _differences(lanes: Lanes, params: Params, best: int, key: Array) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def _differences(
+    lanes: Lanes, states: ProximitySVIState, best: int, key: Array
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """By site, how far the answers of each start are from those of the best; and sites whose labels were matched."""
-    svi, data = lanes.svi, lanes.source.arrays
+    svi, params, data = lanes.svi, lanes.params(states), lanes.source.arrays
 
     def sample(params: Params, data: Tree, key: Array) -> Params:
         guide = numpyro.handlers.substitute(numpyro.handlers.seed(svi.guide, key), data=params)
@@ -199,23 +204,43 @@ def _differences(lanes: Lanes, params: Params, best: int, key: Array) -> tuple[d
     both = jax.jit(lambda params, data: jax.lax.map(lambda p: moments(p, data), params))(params, data)
     means, deviations = jax.tree.map(np.asarray, both)
 
-    of_best = jax.tree.map(lambda x: x[best], params)
-    shapes = jax.eval_shape(sample, of_best, data, key)
+    # A point estimate has no width to measure by.
+    wide = [name for name, mean in means.items() if np.any(deviations[name] > 1e-5 * np.abs(mean))]
+    means, deviations = ({name: moment[name] for name in wide} for moment in (means, deviations))
+
     labels: list[Labels] = []
-    if all(jnp.issubdtype(x.dtype, jnp.floating) for x in shapes.values()):  # a discrete latent has no mean value
-        latent = jax.jit(lambda values, params, data: _log_density(svi, values, params, data, key))
-        values = {name: np.asarray(mean[best]) for name, mean in means.items()}
-        labels = find_labels(values, lambda values: float(latent(values, of_best, data)))
+    shapes = jax.eval_shape(sample, take(params, 0), data, key)
+    # A discrete latent has no mean value, and a model with mutable state cannot be called without it.
+    if all(jnp.issubdtype(x.dtype, jnp.floating) for x in shapes.values()) and states.mutable_state is None:
+        try:
+            labels = _labels(svi, {name: mean[best] for name, mean in means.items()}, take(params, best), data, key)
+        except Exception as error:  # whatever a model may raise: the starts must not be lost for it
+            warnings.warn(f"`luck` could not tell whether labels can be permuted: {error!r}", stacklevel=4)
     for label in labels:
         means, deviations = match(label, means, deviations, best)
     distances = {name: _distance(means[name], deviations[name], best) for name in means}
-    return distances, tuple(name for label in labels for name in label.axes)
+    return distances, tuple(sorted({name for label in labels for name in label.axes}))
 
 
-def _log_density(svi: SVI, values: Params, params: Params, data: Tree, key: Array) -> Array:
-    """`log p(x, z)` at the values of the latent variables."""
-    model = numpyro.handlers.substitute(numpyro.handlers.seed(svi.model, key), data=params)
-    return jnp.asarray(log_density(model, data, svi.static_kwargs, values)[0])
+def _labels(svi: SVI, values: Params, params: Params, data: Tree, key: Array) -> list[Labels]:
+    """The labels that can be permuted: tried at the best answer and at draws from the prior."""
+
+    def model(key: Array) -> Callable[..., Any]:
+        return numpyro.handlers.substitute(numpyro.handlers.seed(svi.model, key), data=params)
+
+    @jax.jit
+    def density(values: Params, data: Tree) -> Array:
+        return jnp.asarray(log_density(model(key), data, svi.static_kwargs, values)[0])
+
+    @jax.jit
+    def draw(key: Array, data: Tree) -> Params:
+        trace = numpyro.handlers.trace(model(key)).get_trace(*data, **svi.static_kwargs)
+        return {name: trace[name]["value"] for name in values}
+
+    points = [values, *(draw(k, data) for k in jax.random.split(key, PRIOR_DRAWS))]
+    return find_labels(
+        [jax.tree.map(np.asarray, point) for point in points], lambda values: float(density(values, data))
+    )
 
 
 def _distance(mean: np.ndarray, deviation: np.ndarray, best: int) -> np.ndarray:

@@ -51,7 +51,7 @@ class Luck:
         distances: by site, how far the posterior mean of each start is from that of the best start, in posterior
             standard deviations; that of the element that is farthest.
         matched: the sites whose components were put into the order of those of the best start before: their labels can
-            be permuted, as in a mixture.
+            be permuted, as in a mixture. Not with discrete latent variables, nor where `TraceEnum_ELBO` sums them out.
 
     Example:
         >>> import numpy as np
@@ -185,7 +185,8 @@ class Luck:
             )
         if self.good == n:
             return f"No luck: all {n} starts end {near} (at least {low:.0%} of all starts). One run is enough."
-        text = f"{self.good} of {n} starts end {near} ({low:.0%} to {high:.0%} of all starts){self._others()}."
+        ends = "ends" if self.good == 1 else "end"
+        text = f"{self.good} of {n} starts {ends} {near} ({low:.0%} to {high:.0%} of all starts){self._others()}."
         if high - low > 0.5:
             text += f" {n} starts are too few to tell the share."
         if self.share >= CONFIDENT:
@@ -194,20 +195,26 @@ class Luck:
             nearly = "All" if len(self.basins[0].starts) == n else "Nearly all"
             return text + f" {nearly} share a basin: let the learning rate decay, or run longer."
         restarts = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - self.share))
-        rescue = f", or keep the best of {restarts} restarts ({CONFIDENT:.0%} sure)" if high - low <= 0.5 else ""
+        rescue = f", or keep the best of {restarts} restarts" if high - low <= 0.5 else ""
         return text + f" Race them: `proxvi.race`{rescue}."
 
     def _others(self) -> str:
-        """What became of the starts that are not good; those without a finite ELBO are in the notes."""
+        """What became of the starts that are not good."""
         near = self._finite >= self.best - self.tolerance
+        lost = np.isnan(self._finite)
         mates = np.isin(np.arange(len(near)), self.basins[0].starts) & ~near
-        losses = self.best - self._finite[np.isfinite(self._finite) & ~near & ~mates]
-        text = f", {mates.sum()} more in its basin (let the learning rate decay)" if mates.any() else ""
-        if losses.size == 1:
-            return text + f"; another one loses {_nats(losses[0])} nats"
-        if losses.size:
-            return text + f"; the other {losses.size} lose {_nats(losses.min())} to {_nats(losses.max())} nats"
-        return text
+        losses = self.best - self._finite
+        parts = []
+        if mates.any():
+            verb = "loses" if mates.sum() == 1 else "lose up to"
+            parts.append(f"{mates.sum()} more in its basin {verb} {_nats(losses[mates].max())}")
+        if (others := ~near & ~mates & ~lost).any():
+            least, most = _nats(losses[others].min()), _nats(losses[others].max())
+            name = "another one loses" if others.sum() == 1 else f"the other {others.sum()} lose"
+            parts.append(f"{name} {least} nats" if least == most else f"{name} {least} to {most} nats")
+        if lost.any():
+            parts.append(f"{lost.sum()} ended without a finite ELBO")
+        return "".join(f"; {part}" for part in parts)
 
     def _notes(self) -> list[str]:
         notes = []
@@ -217,8 +224,6 @@ class Luck:
                 f"{self.climbing.sum()} starts still climb at the end, so the shares are not final. A race may begin "
                 "now: it finishes its winner."
             )
-        if lost := int(np.sum(~np.isfinite(self.elbos))):
-            notes.append(f"{lost} starts ended without a finite ELBO.")
         if self.floor is not None and (below := int(np.sum(self._finite < self.floor))):
             notes.append(f"{below} starts end below the null model, {self.floor:.2f}: they have found nothing.")
         if self.errors is not None and np.nanmax(self.errors) > self.tolerance / 2:
@@ -280,6 +285,7 @@ class Luck:
             "interval": list(self.interval),
             "median_loss": self.median_loss if math.isfinite(self.median_loss) else None,
             "climbing": int(self.climbing.sum()),
+            "matched": list(self.matched),
             "basins": [
                 {
                     "elbo": basin.elbo,

@@ -5,7 +5,7 @@ from proxvi.svi._run_warnings import ACTIVE, warn_after_run
 from proxvi.svi.proximity_svi import (
     ProximitySVI,
     ProximitySVIState,
-    unweighted_sites,
+    batch_sites,
     with_loss,
     with_params,
 )
@@ -15,10 +15,10 @@ __all__ = [
     "ProximitySVI",
     "ProximitySVIState",
     "Skipped",
+    "batch_sites",
     "guarded_update",
     "raise_if_stopped",
     "stays_finite",
-    "unweighted_sites",
     "warn_after_run",
     "with_loss",
     "with_params",

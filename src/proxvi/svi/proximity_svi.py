@@ -12,6 +12,7 @@ import numpy as np
 import tqdm
 from jax import Array
 from jax.core import Tracer
+from numpyro.distributions import Unit
 from numpyro.infer import ELBO, SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.optim import Minimize
@@ -447,20 +448,36 @@ def _is_traced(tree: Tree) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def unweighted_sites(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> tuple[list[str], list[str]]:
-    """Latent sites that all rows share, and observed ones of the rows whose likelihood counts the batch only."""
+class BatchSites(NamedTuple):
+    """The sites of a model, by what they know of a batch.
+
+    Attributes:
+        shared: latent ones that all rows share.
+        unweighted: observed ones of the rows whose likelihood counts the batch only.
+        weighted: observed ones of the rows that are weighted, or factors, which may have weights inside.
+    """
+
+    shared: list[str]
+    unweighted: list[str]
+    weighted: list[str]
+
+
+def batch_sites(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> BatchSites:
+    """Look at the sites of the model for one batch."""
     size = np.shape(jax.tree.leaves(batch)[0])[0]
-    params, shared, unweighted = svi.optim.get_params(state.optim_state), [], []
+    params, found = svi.optim.get_params(state.optim_state), BatchSites([], [], [])
 
     def look(key: Array) -> None:
         inputs = svi._inputs(state, key, batch, {})
         for name, site in svi._objective.model_trace(params, inputs).items():
             if site["type"] == "sample":
                 of_rows = size in jnp.shape(site["value"])
-                if not site["is_observed"] and not of_rows:
-                    shared.append(name)
-                elif site["is_observed"] and of_rows and site["scale"] is None:
-                    unweighted.append(name)
+                if not site["is_observed"]:
+                    found.shared.extend([] if of_rows else [name])
+                elif of_rows and site["scale"] is None and not isinstance(site["fn"], Unit):
+                    found.unweighted.append(name)
+                elif of_rows:
+                    found.weighted.append(name)
 
     jax.eval_shape(look, jax.random.key(0))
-    return shared, unweighted
+    return found

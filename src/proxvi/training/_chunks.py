@@ -18,10 +18,10 @@ from proxvi.estimators import OrderedTraceELBO, as_scheduled, with_elbo
 from proxvi.svi import (
     ProximitySVI,
     ProximitySVIState,
+    batch_sites,
     guarded_update,
     raise_if_stopped,
     stays_finite,
-    unweighted_sites,
     with_loss,
 )
 from proxvi.training._batches import make_source
@@ -102,12 +102,15 @@ class ChunkRunner:
 
     def _warn_if_unweighted(self, size: int, rows: int) -> None:
         """Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small."""
-        shared, unweighted = unweighted_sites(self.svi, self.state, self._first) if size < rows else ([], [])
-        if shared and unweighted:
+        if size == rows:
+            return
+        sites = batch_sites(self.svi, self.state, self._first)
+        if sites.shared and sites.unweighted:
+            observed = sites.unweighted[0]
             warnings.warn(
-                f"`batch_size` is {size} of {rows} rows, but the likelihood of {unweighted[0]!r} counts those of a "
-                f"batch only, beside the whole prior of {shared[0]!r}, which all rows share: the posterior will be too "
-                f"wide. Put {unweighted[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
+                f"`batch_size` is {size} of {rows} rows, but the likelihood of {observed!r} counts those of a batch "
+                f"only, beside the whole prior of {sites.shared[0]!r}, which all rows share: the posterior will be too "
+                f"wide. Put {observed!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
                 stacklevel=4,
             )
 

@@ -121,7 +121,7 @@ def fit(
             _resume(checkpoints, runner, progress)
         log.start(progress.step)
         bar = stack.enter_context(progress_bar(reporting.progress, num_steps, progress.step))
-        if checkpoints is not None and progress.step:
+        if checkpoints is not None and progress.step and jax.process_index() == 0:
             message = f"resumed at step {progress.step} of {num_steps} from {checkpoints.location}"
             LOG.info(message) if reporting.progress is False else bar.write(message, file=sys.stderr)
         received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
