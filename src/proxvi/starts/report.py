@@ -228,8 +228,8 @@ class Luck:
             notes.append(f"{below} starts end below the null model, {self.floor:.2f}: they have found nothing.")
         if self.errors is not None and np.nanmax(self.errors) > self.tolerance / 2:
             notes.append(
-                f"The ELBOs have standard errors up to {np.nanmax(self.errors):.2g} nats: raise `particles`, or "
-                f"`tolerance` to {2 * np.nanmax(self.errors):.2g} at least."
+                f"The ELBOs have standard errors up to {_nats(np.nanmax(self.errors))} nats: raise `particles`, or "
+                f"`tolerance` to {_nats(2 * np.nanmax(self.errors))} at least."
             )
         if self.matched:
             names = ", ".join(f"`{name}`" for name in self.matched)
