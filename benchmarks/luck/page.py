@@ -20,11 +20,11 @@ from remedies import REMEDIES
 from run import RESULTS
 from scipy.stats import rankdata
 
-from proxvi.plots import pyplot, save
+from proxvi.plots import COLOURS, pyplot, save
 
 OTHER_FAMILY = ("Pathfinder",)  # its covariance is not diagonal, so its ELBO may be above the best of the others
 RESAMPLES = 2_000
-NEAR, FAR = "#0072B2", "#D55E00"  # which colour-blind readers can tell apart
+NEAR, FAR = COLOURS[:2]
 
 
 class Results(NamedTuple):

@@ -94,6 +94,17 @@ def test_warns_if_a_batch_does_not_stand_for_all_rows(recwarn: pytest.WarningsRe
 
 
 @pytest.mark.slow
+def test_warns_if_a_factor_of_a_batch_does_not_stand_for_all_rows() -> None:
+    def model(x: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        numpyro.factor("likelihood", dist.Normal(mean, 1.0).log_prob(x[:, 0]))
+
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.sgd(1e-3), Trace_ELBO(), ())
+    with pytest.warns(UserWarning, match="likelihood of 'likelihood' counts those of a batch only"):
+        ChunkRunner(svi, KEY, (ROWS,), 100, ChunkPacer(10, 10), None)
+
+
+@pytest.mark.slow
 def test_memory_is_flat_and_nothing_compiles_twice() -> None:
     ratio, traces = memory.main(steps=100_000)
     assert ratio < 1.05  # 1.02 after 10^6 steps, by hand

@@ -124,27 +124,21 @@ class Luck:
         last tenth of the run is compared with the one before. Where its noise hides a rise, the last two fifths must
         show it, too.
         """
-        tenth, fast = self._rise(10)
-        fifth, _ = self._rise(5)
-        return fast & ((tenth > 3.0) | ((tenth > 1.0) & (fifth > 3.0)))
-
-    def _last_gain(self) -> float:
-        """What the median start gained from the last tenth but one to the last."""
-        length = max(self.traces.shape[1] // 10, 1)
-        last, before = self.traces[:, -length:].mean(1), self.traces[:, -2 * length : -length].mean(1)
-        return float(np.nanmedian(np.where(np.isfinite(last - before), last - before, np.nan)))
+        gain, tenth = self._rise(10)
+        _, fifth = self._rise(5)
+        return (gain > self.tolerance / 10) & ((tenth > 3.0) | ((tenth > 1.0) & (fifth > 3.0)))
 
     def _rise(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """By how much a last part of the run is above the one before, in standard errors; and whether that is fast."""
+        """By how much a last part of the run is above the one before: in nats, and in standard errors."""
         length = self.traces.shape[1] // part
         if length < 1:
-            return np.zeros(len(self.elbos)), np.zeros(len(self.elbos), bool)
+            return np.zeros(len(self.elbos)), np.zeros(len(self.elbos))
         end = np.where(np.isfinite(self.traces), self.traces, np.nan)[:, -2 * length :]
         rise = end[:, length:].mean(1) - end[:, :length].mean(1)
         # The noise of a mean of windows, by the differences of neighbours, which a trend hardly changes.
         error = np.sqrt(np.mean(np.diff(end, axis=1) ** 2, axis=1) / length)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(rise == 0.0, 0.0, rise / error), rise > self.tolerance / part
+            return rise, np.where(rise == 0.0, 0.0, rise / error)
 
     @cached_property
     def basins(self) -> tuple[Basin, ...]:
@@ -170,7 +164,7 @@ class Luck:
                     f"No luck so far: all {n} starts end {near}. But {self.climbing.sum()} of them still climb at the "
                     "end: run longer to be sure."
                 )
-            gain, spread = self._last_gain(), np.nanmax(self._finite) - np.nanmin(self._finite)
+            gain, spread = np.nanmedian(self._rise(10)[0]), np.nanmax(self._finite) - np.nanmin(self._finite)
             text = (
                 f"{self.climbing.sum()} of {n} starts still climb at the end, by {_nats(gain)} nats in the last tenth "
                 f"of the run, and differ by up to {_nats(spread)}: nothing can be said about luck yet. Run longer"

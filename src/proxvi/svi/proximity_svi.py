@@ -454,30 +454,32 @@ class BatchSites(NamedTuple):
     Attributes:
         shared: latent ones that all rows share.
         unweighted: observed ones of the rows whose likelihood counts the batch only.
-        weighted: observed ones of the rows that are weighted, or factors, which may have weights inside.
+        factors: the same, but they are factors, which may have weights inside.
+        weighted: observed ones of the rows that are weighted to stand for all rows.
     """
 
     shared: list[str]
     unweighted: list[str]
+    factors: list[str]
     weighted: list[str]
 
 
 def batch_sites(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> BatchSites:
     """Look at the sites of the model for one batch."""
     size = np.shape(jax.tree.leaves(batch)[0])[0]
-    params, found = svi.optim.get_params(state.optim_state), BatchSites([], [], [])
+    params, found = svi.optim.get_params(state.optim_state), BatchSites([], [], [], [])
 
     def look(key: Array) -> None:
         inputs = svi._inputs(state, key, batch, {})
         for name, site in svi._objective.model_trace(params, inputs).items():
             if site["type"] == "sample":
                 of_rows = size in jnp.shape(site["value"])
-                if not site["is_observed"]:
-                    found.shared.extend([] if of_rows else [name])
-                elif of_rows and site["scale"] is None and not isinstance(site["fn"], Unit):
-                    found.unweighted.append(name)
-                elif of_rows:
+                if not site["is_observed"] and not of_rows:
+                    found.shared.append(name)
+                elif site["is_observed"] and of_rows and site["scale"] is not None:
                     found.weighted.append(name)
+                elif site["is_observed"] and of_rows:
+                    (found.factors if isinstance(site["fn"], Unit) else found.unweighted).append(name)
 
     jax.eval_shape(look, jax.random.key(0))
     return found

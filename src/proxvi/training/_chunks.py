@@ -105,12 +105,11 @@ class ChunkRunner:
         if size == rows:
             return
         sites = batch_sites(self.svi, self.state, self._first)
-        if sites.shared and sites.unweighted:
-            observed = sites.unweighted[0]
+        if sites.shared and (observed := [*sites.unweighted, *sites.factors]):
             warnings.warn(
-                f"`batch_size` is {size} of {rows} rows, but the likelihood of {observed!r} counts those of a batch "
+                f"`batch_size` is {size} of {rows} rows, but the likelihood of {observed[0]!r} counts those of a batch "
                 f"only, beside the whole prior of {sites.shared[0]!r}, which all rows share: the posterior will be too "
-                f"wide. Put {observed!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
+                f"wide. Put {observed[0]!r} into `numpyro.plate('rows', {rows}, subsample_size=x.shape[0])`.",
                 stacklevel=4,
             )
 
