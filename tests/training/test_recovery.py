@@ -259,6 +259,55 @@ def test_signals_save_and_exit_with_their_own_status(
     assert f"received {name}: saved step 10 of 20" in caplog.text
 
 
+def crash_at_step_10(folder: Path) -> None:
+    def crash(step: int, _: dict[str, Any]) -> None:
+        if step == 10:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        fit(folder=folder, callback=crash)
+
+
+def test_ctrl_c_while_a_checkpoint_is_loaded_ends_the_run_and_sets_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash_at_step_10(tmp_path)
+    load = OrbaxStore.load
+
+    def interrupted(self: OrbaxStore, step: int, like: Any) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            return load(self, step, like)
+        except KeyboardInterrupt:  # Orbax does so, in about half of its moments
+            raise LookupError("incompatible handler") from None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OrbaxStore, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder=tmp_path)
+    assert checkpoints_in(tmp_path)[-1] == 10
+    assert not list(tmp_path.glob("*damaged*"))
+    assert faults.bits(fit(folder=tmp_path)) == faults.bits(fit())
+
+
+def test_a_checkpoint_is_set_aside_only_if_it_cannot_be_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash_at_step_10(tmp_path)
+    load, failed = OrbaxStore.load, []
+
+    def hiccup(self: OrbaxStore, step: int, like: Any) -> Any:
+        if not failed:
+            failed.append(step)
+            raise OSError("stale file handle")
+        return load(self, step, like)
+
+    monkeypatch.setattr(OrbaxStore, "load", hiccup)
+    fit(folder=tmp_path)
+    assert failed == [10]
+    assert not list(tmp_path.glob("*damaged*"))
+
+
 @pytest.mark.slow
 def test_in_a_thread_an_exception_of_the_callback_saves_and_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -135,10 +135,9 @@ class Checkpoints:
         failures: dict[int, str] = {}
         steps, *_ = gather(self._store.steps())  # a network disk may show another process another list
         for step in sorted(steps, reverse=True):
-            header, failure = _together(partial(self._header, step))
-            restored = None
-            if failure is None:
-                restored, failure = _together(partial(self._read, step, header, like(step), part))
+            restored, failure = self._try(step, like, part)
+            if failure is not None:  # once more: a network disk may hiccup, and Orbax takes Ctrl-C for damage
+                restored, failure = self._try(step, like, part)
             if failure is not None:
                 failures[step] = failure
                 continue
@@ -211,6 +210,15 @@ class Checkpoints:
         self._writer.shutdown()
         with contextlib.suppress(Exception) if self._failed else contextlib.nullcontext():
             self._store.close()
+
+    def _try(
+        self, step: int, like: Callable[[int], Tree], part: Callable[[str], str | None]
+    ) -> tuple[Restored | None, str | None]:
+        """The checkpoint, and why it could not be read in any process."""
+        header, failure = _together(partial(self._header, step))
+        if failure is not None:
+            return None, failure
+        return _together(partial(self._read, step, header, like(step), part))
 
     def _header(self, step: int) -> Json:
         header = self._store.header(step)
