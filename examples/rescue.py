@@ -129,6 +129,15 @@ def fit(problem: Problem, svi: Any, key: Any, steps: int, *, start: str = "bad",
     return -estimate.loss(final_key, svi.get_params(state), problem.model, problem.guide, problem.data, 1.0)
 
 
+def statistic_of(problem: Problem) -> Any:
+    """The entropy of each unit."""
+
+    def by_point(q):  # the 100 assignments have logits of their own, so each is a unit, not one of a batch
+        return proxvi.entropy(q["z"].to_event(1))
+
+    return by_point if problem.batch_size is None else proxvi.entropy
+
+
 def methods(problem: Problem, steps: int) -> dict[str, Any]:
     """Each method as a function of a key that returns the final ELBO."""
     elbo = proxvi.LeaveOneOutELBO(5)
@@ -148,13 +157,10 @@ def methods(problem: Problem, steps: int) -> dict[str, Any]:
         runs = [fit(problem, plain(optimizer(steps // 5), elbo), k, steps // 5) for k in jax.random.split(key, 5)]
         return jnp.max(jnp.stack(runs))
 
-    def by_point(q):  # the 100 assignments have logits of their own, so each is a unit, not one of a batch
-        return proxvi.entropy(q["z"].to_event(1))
-
-    statistic = by_point if problem.batch_size is None else proxvi.entropy
+    statistic = statistic_of(problem)
     # A speed limit does not touch Adam's moments, so Adam is as it comes.
     rate = optax.cosine_decay_schedule(problem.learning_rate, steps)
-    limit = proxvi.SpeedLimit(statistic, over=steps / 2)
+    limit = proxvi.SpeedLimit(statistic, over=steps / 3)
     limited = proxvi.ProximitySVI(problem.model, problem.guide, optax.adam(rate), elbo, limit)
     return {
         "(VI, good start)": lambda key: fit(problem, plain(adam, elbo), key, steps, start="good"),
@@ -178,20 +184,21 @@ def methods(problem: Problem, steps: int) -> dict[str, Any]:
 
 def picture(elbos: dict[str, np.ndarray], threshold: float, title: str, path: Path) -> None:
     """One row of dots a method, the line from which on a seed counts as rescued."""
-    import matplotlib.pyplot as plt
+    from proxvi.plots import COLOURS, pyplot, save
 
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(elbos) + 1.4), layout="constrained")
     for row, values in enumerate(elbos.values()):
         good = values >= threshold
-        axes.plot(-values[good], np.full(good.sum(), row), "o", color="tab:green", alpha=0.6)
-        axes.plot(-values[~good], np.full((~good).sum(), row), "o", color="tab:red", alpha=0.6)
+        axes.plot(-values[good], np.full(good.sum(), row), "o", color=COLOURS[0], alpha=0.6)
+        axes.plot(-values[~good], np.full((~good).sum(), row), "o", color=COLOURS[1], alpha=0.6)
     axes.axvline(-threshold, color="grey", lw=1)
     axes.set_yticks(range(len(elbos)), [f"{name}  {int((v >= threshold).sum())}/{len(v)}" for name, v in elbos.items()])
     axes.set(xscale="log", xlabel="−ELBO of a data point after training (left is better)", title=title)
     for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         axis("{x:g}")
     axes.invert_yaxis()
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def finished(path: Path | None, settings: dict[str, Any]) -> np.ndarray | None:
@@ -204,11 +211,13 @@ def finished(path: Path | None, settings: dict[str, Any]) -> np.ndarray | None:
     return np.array(saved["elbos"])
 
 
-def save(path: Path, settings: dict[str, Any], elbos: np.ndarray, seconds: float) -> None:
+def save_result(
+    path: Path, settings: dict[str, Any], elbos: np.ndarray, seconds: float, script: str = "rescue.py"
+) -> None:
     """One result file a method, with what is needed to make it again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     versions = {name: metadata.version(name) for name in ("proxvi", "jax", "numpyro", "optax")}
-    command = f"python examples/rescue.py {settings['problem']} --seeds {settings['seeds']} --steps {settings['steps']}"
+    command = f"python examples/{script} {settings['problem']} --seeds {settings['seeds']} --steps {settings['steps']}"
     record = {"settings": settings, "elbos": elbos.tolist(), "seconds": round(seconds), "command": command}
     hardware = f"{platform.machine()}, {jax.device_count()} {jax.devices()[0].platform} device"
     path.write_text(json.dumps({**record, "versions": versions, "hardware": hardware}, indent=1) + "\n")
@@ -244,7 +253,7 @@ def main() -> dict[str, np.ndarray]:
             every = jax.vmap(method) if problem.batch_size is None else partial(jax.lax.map, method)
             known = np.asarray(jax.jit(every)(keys)) / len(problem.data)
             if path is not None:
-                save(path, settings, known, time.perf_counter() - started)
+                save_result(path, settings, known, time.perf_counter() - started)
         elbos[name] = known
         print(f"{name}: {np.sort(known).round(3)}", flush=True)
     best = max(np.nanmax(values) for values in elbos.values()) * len(problem.data)

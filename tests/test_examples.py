@@ -55,6 +55,24 @@ def test_sensitivity_report(problem: str, tmp_path: Path) -> None:
     assert (tmp_path / "starts.png").stat().st_size > 20_000
 
 
+@pytest.mark.slow
+def test_settings_of_a_speed_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import speed_limit_settings as study  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setattr(study, "STUDY", {"over": (0.33,), "b2": (0.999,), "rate": (1.0,)})
+    picture, size = tmp_path / "settings.png", ("--seeds", "2", "--steps", "20", "--results", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["study", "mixture", *size, "--picture", str(picture)])
+    study.main()
+    printed = capsys.readouterr().out
+    assert printed.count("| 0.33 |") == printed.count("| 0 |") == 2  # with the limit and without, from two starts
+    assert picture.stat().st_size > 20_000
+    study.main()  # from the result files
+    assert capsys.readouterr().out == printed
+
+
 # In place of a scheduler: starts the command as often as the job's header says, with the variables that SLURM sets.
 SRUN = """#!/usr/bin/env bash
 shift

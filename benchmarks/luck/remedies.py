@@ -101,7 +101,7 @@ def pvi(make: Make, steps: int, key: jax.Array, seeds: int, *, statistic: Any = 
 
 
 def speed_limit(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits:
-    """A speed limit on the entropy, over half of the run."""
+    """A speed limit on the entropy, over a third of the run."""
     problem = make(1.0)
     return constrained(problem, steps, key, seeds, proxvi.SpeedLimit(problem.statistic), problem.loss)
 

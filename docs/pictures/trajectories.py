@@ -63,7 +63,7 @@ def main() -> None:
         "VI": (adam, cold),
         "annealing": (adam, annealed),
         "PVI, entropy": (proxvi.proximity(adam, proxvi.Proximity(entropy, magnitude=decay)), cold),
-        "speed limit": (optax.chain(optax.adam(0.1), proxvi.speed_limit(entropy, over=STEPS / 2)), cold),
+        "speed limit": (optax.chain(optax.adam(0.1), proxvi.speed_limit(entropy, over=STEPS / 3)), cold),
     }
     best = float(run(adam, cold, x, TRUTH + jnp.array([1e-3, -1e-3]))[1])
     figure, panels = plt.subplots(1, 4, figsize=(13, 3.7), sharex=True, sharey=True, layout="constrained")

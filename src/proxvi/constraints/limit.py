@@ -84,8 +84,8 @@ class SpeedLimit:
 
     Attributes:
         statistic: `f`, a function whose value may not fall fast.
-        over: the number of steps over which the whole range may be lost. None is half of the run, whose length `run`
-            and `fit` know. 0 is no limit.
+        over: the number of steps over which the whole range may be lost. None is a third of the run, whose length
+            `run` and `fit` know. 0 is no limit.
         range: `R`, a number for all units. None is the range of the entropy: the logarithm of the number of values of
             a discrete unit, 5 nats for a continuous one. A statistic that is not made of entropies must name it.
 
@@ -108,7 +108,7 @@ class SpeedLimit:
                 "calling it."
             )
         if self.over is not None:
-            remedy = "half of the steps of the run is a good choice, and 0 is no limit"
+            remedy = "a third of the steps of the run is a good choice, and 0 is no limit"
             check_number("over", self.over, at_least=0.0, remedy=remedy)
         if self.range is not None:
             remedy = "it is the difference between the largest and the smallest value of the statistic"
@@ -159,9 +159,9 @@ class SpeedLimit:
             f̄ ← f̄ + (f − f̄) / h                          the statistic, smoothed; h = 1 where there is no noise
             φ ← φ + clip(f̄ − φ, −R / over, R / over)      the floor
             s = (φ − f̄) / R,   w = clip(s / 0.05, 0, 1)   what a unit lacks, and how much it counts
-            G = Σ w ∇f / R,    H = Σ w² ∇f / R
-            u ← (1 − |H| / |G|) u                         slow down what makes the statistic fall
-            u ← u + e max(0, Σ w (0.05 s − 1 / over) − G·u) G / |G|²,   at most 2 |u|,   e = Σ w² / Σ w
+            G = Σ w ∇f / R,    e = Σ w² / Σ w             how far all units together are held
+            u ← (1 − e) u   where u G < 0                 slow down what makes the statistic fall
+            u ← u + e max(0, Σ w (0.05 s − 1 / over) − G·u) G / |G|²,   at most 2 |u|
 
         Args:
             state: from `init`, or from the step before.
@@ -219,20 +219,15 @@ def _change(
 ) -> tuple[ParamTree, Scalar]:
     """The change that makes an update keep to the limit, and its length, in lengths of the update."""
     ascent = slope(jax.tree.map(lambda w, r: w / r, weights, ranges))
-    held = slope(jax.tree.map(lambda w, r: w * w / r, weights, ranges))
-
-    def shorten(u: Array, g: Array, h: Array) -> Array:
-        return u * (1.0 - jnp.clip(jnp.abs(h) / jnp.maximum(jnp.abs(g), TINY), 0.0, 1.0))
-
-    shortened = jax.tree.map(shorten, updates, ascent, held)
+    held = _sum(lambda w: w * w, weights) / jnp.maximum(_sum(lambda w: w, weights), TINY)
+    shortened = jax.tree.map(lambda u, g: jnp.where(u * g < 0.0, (1.0 - held) * u, u), updates, ascent)
     square = jnp.maximum(inner_product(ascent, ascent), TINY)
     squares = inner_products(updates, updates)
     # Only of what the statistic depends on: the rest of the parameters is none of the limit's business.
     length = jnp.sqrt(_sum(lambda square, g: jnp.where(jnp.any(g != 0.0), square, 0.0), squares, ascent))
     wanted = _sum(lambda w, s: w * (RETURN * s - pace), weights, lacks)
     needed = jnp.maximum(wanted - inner_product(ascent, shortened), 0.0) / square
-    scale = jnp.minimum(needed, LONGEST_PULL * length / jnp.sqrt(square))
-    scale = scale * _sum(lambda w: w * w, weights) / jnp.maximum(_sum(lambda w: w, weights), TINY)
+    scale = held * jnp.minimum(needed, LONGEST_PULL * length / jnp.sqrt(square))
     change = jax.tree.map(lambda new, u, g: new + scale * g - u, shortened, updates, ascent)
     return change, jnp.sqrt(inner_product(change, change)) / jnp.maximum(length, TINY)
 

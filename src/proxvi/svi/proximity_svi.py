@@ -28,7 +28,7 @@ from proxvi.transforms import ProximityState
 
 __all__ = ["ProximitySVI", "ProximitySVIState"]
 
-HALF = 0.5  # of a run: over so many steps a statistic may lose its whole range, if nothing else is said
+SHARE_OF_RUN = 1 / 3  # over so many steps a statistic may lose its whole range, if nothing else is said
 
 
 class ProximitySVIState(NamedTuple):
@@ -227,7 +227,7 @@ class ProximitySVI(SVI):
             limit = state.constraint
             if not isinstance(limit, LimitState):
                 return state
-            over = jnp.where(limit.over == 0.0, HALF * num_steps, limit.over)
+            over = jnp.where(limit.over == 0.0, SHARE_OF_RUN * num_steps, limit.over)
             return state._replace(constraint=limit._replace(over=over))
 
         states = [
@@ -240,8 +240,8 @@ class ProximitySVI(SVI):
         for constraint in self.constraints:
             if isinstance(constraint, SpeedLimit) and constraint.over is None and not self._length_is_known:
                 raise ValueError(
-                    f"`over` must be given where `update` is called by hand, got None in {constraint!r}; half of the "
-                    "steps is a good choice, `SpeedLimit(over=num_steps / 2)`. `run` and `fit` know it by themselves."
+                    f"`over` must be given where `update` is called by hand, got None in {constraint!r}; a third of "
+                    "the steps is good, as in `SpeedLimit(over=num_steps / 3)`. `run` and `fit` know it by themselves."
                 )
 
     def _apply(self, grads: ParamTree, optim_state: Any, loss: Array) -> Any:

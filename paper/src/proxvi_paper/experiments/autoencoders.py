@@ -109,6 +109,7 @@ METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {  # estimator and cons
     "PVI, entropy": lambda trial: (TraceMeanField_ELBO(), trial.proximity(proxvi.entropy)),
     "PVI, KL": lambda trial: (TraceMeanField_ELBO(), trial.proximity(proxvi.kl_to_prior)),
     "PVI, mean/variance": lambda trial: (TraceMeanField_ELBO(), trial.proximity(proxvi.mean_variance)),
+    "PVI, speed limit": lambda trial: (TraceMeanField_ELBO(), proxvi.SpeedLimit()),
 }
 # The orthogonal row is the best of all magnitudes. The authors' code samples the divergence; we show their figures
 # beside both kinds of our rows.

@@ -90,7 +90,9 @@ METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {  # estimator and cons
     "PVI, entropy": lambda trial: (_plain(trial), trial.proximity(proxvi.entropy)),
     "PVI, mean/variance": lambda trial: (_plain(trial), trial.proximity(proxvi.mean_variance)),
     "PVI, KL": lambda trial: (_plain(trial), trial.proximity(proxvi.kl_to_prior)),
+    "PVI, speed limit": lambda trial: (_plain(trial), proxvi.SpeedLimit()),
 }
+WITHOUT_DECAY = ("VI", "PVI, speed limit")
 # Validation ELBO and marginal likelihood, by layers, method and start.
 PAPER: dict[int, tables.Paper] = {
     1: {
@@ -136,13 +138,13 @@ class OneLayer(DigitGrid):
             check_number("gammas", gamma, above=0.0, below=1.0, remedy=remedy)
 
     def trials(self) -> list[Trial]:
-        """All combinations. VI has no decay, and runs once."""
+        """All combinations. A method without a decay runs once."""
         trials = (
             Trial(
                 method=method,
                 start=start,
                 units=self.units,
-                gamma=Trial.gamma if method == "VI" else gamma,
+                gamma=Trial.gamma if method in WITHOUT_DECAY else gamma,
                 seed=seed,
                 **self.common,
             )

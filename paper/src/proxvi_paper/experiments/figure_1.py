@@ -121,6 +121,14 @@ def _proximity(statistic: Statistic, *, b2: float = 0.99, **options: Any) -> Met
     return method
 
 
+def _speed_limit(b2: float) -> Method:
+    def method(trial: Trial, params: Factor, x: Array) -> tuple[Factor, Array]:
+        limit = proxvi.speed_limit(_entropy, over=trial.steps / 3)
+        return _descend(trial, optax.chain(_adam(trial, b2), limit), params, x)
+
+    return method
+
+
 def _inner_loop(trial: Trial, params: Factor, x: Array) -> tuple[Factor, Array]:
     constraint = proxvi.Proximity(_entropy, magnitude=_decay(trial))
     rate = trial.learning_rate / 10
@@ -143,6 +151,8 @@ METHODS: dict[str, Method] = {
     "PVI, mean/variance": _proximity(lambda params: proxvi.mean_variance(factor.posterior(params))),
     "PVI, KL distance": _proximity(factor.posterior, distance=proxvi.kl),
     "PVI, KL distance, coordinate ascent": lambda trial, params, x: _ascend(trial, params, x, _decay(trial)),
+    "PVI, speed limit": _speed_limit(b2=0.99),
+    "PVI, speed limit, Adam's default b2": _speed_limit(b2=0.999),
 }
 # For the study of the settings.
 VARIANTS: dict[str, Method] = {
