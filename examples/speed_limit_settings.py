@@ -59,8 +59,8 @@ def picture(found: dict[tuple[tuple[str, float], ...], dict[str, np.ndarray]], t
         at = np.arange(len(values))
         for row, start in enumerate(STARTS):
             for limited, colour in ((True, COLOURS[0]), (False, COLOURS[1])):
-                points = [{**DEFAULT, name: value} | ({} if limited else {"over": 0.0}) for value in values]
-                ends = [-found[tuple(point.items())][start] for point in points]
+                shown = [{**DEFAULT, name: value} | ({} if limited else {"over": 0.0}) for value in values]
+                ends = [-found[tuple(point.items())][start] for point in shown]
                 label, beside = ("speed limit", at - 0.06) if limited else ("VI", at + 0.06)
                 axes[row, column].plot(beside, [np.median(end) for end in ends], "o-", color=colour, label=label)
                 axes[row, column].vlines(beside, [end.min() for end in ends], [end.max() for end in ends], color=colour)

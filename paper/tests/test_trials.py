@@ -219,11 +219,12 @@ def test_the_options_are_checked_before_hours_of_training() -> None:
         sweeps.Options(dask="tcp://scheduler:8786", workers=2)
 
 
-def test_a_grid_has_all_combinations_and_vi_once() -> None:
-    both = OneLayer(gammas=(1e-5, 1e-10), methods=("VI", "annealing"), starts=("bad",)).trials()
+def test_a_grid_has_all_combinations_and_what_has_no_decay_once() -> None:
+    both = OneLayer(gammas=(1e-5, 1e-10), methods=("VI", "annealing", "PVI, speed limit"), starts=("bad",)).trials()
     assert [(trial.method, trial.gamma) for trial in both] == [
         ("VI", 1e-10),
         ("annealing", 1e-5),
+        ("PVI, speed limit", 1e-10),
         ("annealing", 1e-10),
     ]
 

@@ -130,16 +130,17 @@ def test_without_the_limit_the_same_run_falls_at_once(problem: str) -> None:
     assert np.all(np.asarray(end_held) > np.asarray(lowest) - 0.1 * reach)
 
 
-def test_only_what_makes_a_held_unit_fall_is_slowed() -> None:
-    link = proxvi.speed_limit(bernoulli_entropy, over=100)
-    state = link.init({"logits": jnp.zeros(3)})
-    _, state = link.update({"logits": jnp.zeros(3)}, state, {"logits": jnp.zeros(3)})
-    fallen, wanted = {"logits": jnp.array([2.0, 2.0, 0.0])}, jnp.array([0.1, -0.1, 0.1])
-    limited: Any = link.update({"logits": wanted}, state, fallen)[0]
-    falls, rises, free = np.asarray(limited["logits"])
-    assert falls <= 0.0  # it lacks much, so it is brought back
-    assert rises <= wanted[1]
-    assert free == wanted[2]
+@pytest.mark.parametrize(("lacks", "slowed_by"), [(0.5, 1.0), (0.02, 0.4)])
+def test_only_what_makes_a_held_unit_fall_is_slowed_and_by_its_weight(lacks: float, slowed_by: float) -> None:
+    def statistic(params: Any) -> Any:
+        return params["level"]
+
+    link = proxvi.speed_limit(statistic, over=1e9, range=1.0)
+    start = {"level": jnp.ones(3)}
+    _, state = link.update({"level": jnp.zeros(3)}, link.init(start), start)
+    fallen, wanted = {"level": jnp.array([1.0 - lacks, 1.0 - lacks, 1.0])}, jnp.array([-0.1, 0.3, -0.1])
+    limited: Any = link.update({"level": wanted}, state, fallen)[0]
+    np.testing.assert_allclose(limited["level"], [-0.1 * (1.0 - slowed_by), 0.3, -0.1], atol=1e-6)
 
 
 @pytest.mark.skipif(jax.__version__.split(".") < ["0", "11", "1"], reason="XLA rounds across the barrier of `descend`")

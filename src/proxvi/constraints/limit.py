@@ -159,7 +159,7 @@ class SpeedLimit:
             f̄ ← f̄ + (f − f̄) / h                          the statistic, smoothed; h = 1 where there is no noise
             φ ← φ + clip(f̄ − φ, −R / over, R / over)      the floor
             s = (φ − f̄) / R,   w = clip(s / 0.05, 0, 1)   what a unit lacks, and how much it counts
-            G = Σ w ∇f / R,    e = Σ w² / Σ w             how far all units together are held
+            G = Σ w ∇f / R,    e = Σ w² / Σ w             how far those that are held are held
             u ← (1 − e) u   where u G < 0                 slow down what makes the statistic fall
             u ← u + e max(0, Σ w (0.05 s − 1 / over) − G·u) G / |G|²,   at most 2 |u|
 

@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import json
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -93,9 +95,9 @@ class Checkpoints:
     """The checkpoints of one run, written in the background, and verified when they are loaded.
 
     Each has two SHA-256 digests: of its leaves (name, dtype, shape, bytes), and of its header, which holds the
-    configuration of the run and the first digest. If a checkpoint cannot be read, or does not match its digests, the
-    one before it is loaded, and the damaged one is renamed, with a warning. If none can be read, nothing is renamed:
-    the cause may be elsewhere. An intact checkpoint with another configuration is refused.
+    configuration of the run and the first digest. If a checkpoint cannot be read, or does not match its digests, twice
+    in a row, the one before it is loaded, and the damaged one is renamed, with a warning. If none can be read, nothing
+    is renamed: the cause may be elsewhere. An intact checkpoint with another configuration is refused.
 
     Args:
         store: where they are kept.
@@ -136,7 +138,7 @@ class Checkpoints:
         steps, *_ = gather(self._store.steps())  # a network disk may show another process another list
         for step in sorted(steps, reverse=True):
             restored, failure = self._try(step, like, part)
-            if failure is not None:  # once more: a network disk may hiccup, and Orbax takes Ctrl-C for damage
+            if failure is not None:  # once more: a network disk may hiccup
                 restored, failure = self._try(step, like, part)
             if failure is not None:
                 failures[step] = failure
@@ -215,10 +217,11 @@ class Checkpoints:
         self, step: int, like: Callable[[int], Tree], part: Callable[[str], str | None]
     ) -> tuple[Restored | None, str | None]:
         """The checkpoint, and why it could not be read in any process."""
-        header, failure = _together(partial(self._header, step))
-        if failure is not None:
-            return None, failure
-        return _together(partial(self._read, step, header, like(step), part))
+        with _ctrl_c_waits():
+            header, failure = _together(partial(self._header, step))
+            if failure is not None:
+                return None, failure
+            return _together(partial(self._read, step, header, like(step), part))
 
     def _header(self, step: int) -> Json:
         header = self._store.header(step)
@@ -257,6 +260,23 @@ class Checkpoints:
 def _differences(theirs: Json, ours: Json) -> dict[str, tuple[object, object]]:
     names = sorted(theirs.keys() | ours.keys())
     return {name: (theirs.get(name), ours.get(name)) for name in names if theirs.get(name) != ours.get(name)}
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C raise at the end of the block: Orbax takes an exception within it for damage in what it reads."""
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not raises or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if received:
+            raise KeyboardInterrupt
 
 
 def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:

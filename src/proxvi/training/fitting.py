@@ -117,16 +117,14 @@ def fit(
         if checkpointing is not None:
             checkpoints = stack.enter_context(closing(checkpointing.open(runner.describe())))
         progress = Progress(np.empty(num_steps, jnp.result_type(float)))
-        # Before a checkpoint is loaded: where Ctrl-C would raise, Orbax takes it for damage in what it reads.
-        received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
         if checkpoints is not None:
             _resume(checkpoints, runner, progress)
-            stop, _, pacer.pace = agree(bool(received), False, pacer.pace)
         log.start(progress.step)
         bar = stack.enter_context(progress_bar(reporting.progress, num_steps, progress.step))
         if checkpoints is not None and progress.step and jax.process_index() == 0:
             message = f"resumed at step {progress.step} of {num_steps} from {checkpoints.location}"
             LOG.info(message) if reporting.progress is False else bar.write(message, file=sys.stderr)
+        received = stack.enter_context(_stop_signals(caught=checkpoints is not None))
 
         def converged() -> bool:  # a function of the progress alone: a run that has stopped stays so when called again
             step = progress.step
@@ -135,12 +133,7 @@ def fit(
             return progress.has_converged(pacer.report_before(step), stop_within)
 
         with _saved_if_interrupted(checkpoints, runner, progress, received):
-            while (
-                not stop
-                and progress.step < num_steps
-                and not converged()
-                and (patience is None or progress.waited < patience)
-            ):
+            while progress.step < num_steps and not converged() and (patience is None or progress.waited < patience):
                 started = time.perf_counter()
                 losses = runner.run(progress.step, pacer)
                 pacer.record(len(losses), time.perf_counter() - started)
@@ -155,6 +148,8 @@ def fit(
                     stop, due, pacer.pace = agree(bool(received), checkpoints.is_due(), pacer.pace)
                     if stop or due:
                         _save(checkpoints, runner, progress, log)
+                    if stop:
+                        break
 
         if checkpoints is not None:
             _finish_saving(checkpoints, runner, progress, log)

@@ -230,7 +230,7 @@ def _stopping(curves: list[dict[str, list[float]]]) -> tuple[str, ...]:
 def _stop(curves: dict[str, list[float]]) -> int:
     """The report after which `fit` would stop; the last one if it would not."""
     progress = Progress(np.empty(0))
-    shares = curves.get("share", [0.0] * len(curves["step"]))
+    shares = curves.get("share", curves.get("pull", [0.0] * len(curves["step"])))
     for i, (elbo, share) in enumerate(zip(curves["validation_elbo"], shares, strict=True)):
         progress.validate(elbo, held=share > ACTIVE)
         if progress.waited == PATIENCE:

@@ -28,7 +28,7 @@ __all__ = ["DigitGrid", "DigitTrial", "active_units", "approximation", "check_kn
 
 REPORTS, LEAST = 200, 500  # reports in a run, and steps between two: a report costs as much as about twenty steps
 WATCHED = 1_000  # validation digits whose ELBO and statistics are reported during training
-CURVES = ("step", "elbo", "validation_elbo", "entropy", "magnitude", "distance", "share")
+CURVES = ("step", "elbo", "validation_elbo", "entropy", "magnitude", "distance", "share", "pull")
 EVALUATED = (
     "elbo",
     "elbo_standard_error",
