@@ -23,9 +23,9 @@ def fit(num_steps, data, metrics_file, every=20, **options):
     print(f"bits {faults.bits(result)} loss {float(result.losses[-1]):.6f}", flush=True)
 
 
-def fail_once(verify):
-    """A digest that is wrong for the first checkpoint that is loaded: a disk of this host that hiccups."""
-    calls = iter([True])
+def fail_twice(verify):
+    """A digest that is wrong for the first checkpoint, each time that it is read: a damaged disk of this host."""
+    calls = iter([True, True])
 
     def digest(leaves):
         return "wrong" if next(calls, False) else verify(leaves)
@@ -59,7 +59,7 @@ if __name__ == "__main__":
     if how == "slow":
         fit(1_000_000, Slow(rows[:50], float(much)), f"{folder}.jsonl", mesh=mesh, **slow)
     if how == "unverified" and number == 1:
-        checkpoints._digest = fail_once(checkpoints._digest)  # pyright: ignore[reportPrivateUsage]
+        checkpoints._digest = fail_twice(checkpoints._digest)  # pyright: ignore[reportPrivateUsage]
     if not how:
         fit(100, rows, f"{folder}-arrays.jsonl", batch_size=100, mesh=mesh)
     # Each process streams the rows that it owns, in an order of its own, half a batch at a time.
