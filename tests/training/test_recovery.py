@@ -281,10 +281,14 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_ends_the_run_and_sets_nothing_aside
         except KeyboardInterrupt:  # Orbax does so, in about half of its moments
             raise LookupError("incompatible handler") from None
 
-    with monkeypatch.context() as patch:
-        patch.setattr(OrbaxStore, "load", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fit(folder=tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(OrbaxStore, "load", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                fit(folder=tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert checkpoints_in(tmp_path)[-1] == 10
     assert not list(tmp_path.glob("*damaged*"))
     assert faults.bits(fit(folder=tmp_path)) == faults.bits(fit())

@@ -19,7 +19,15 @@ from proxvi._typing import Params
 from proxvi_paper import plots
 from proxvi_paper.datasets import BinarizedMNIST
 from proxvi_paper.experiments import tables
-from proxvi_paper.experiments.digit_trials import DigitGrid, DigitTrial, active_units, approximation, decode, encode
+from proxvi_paper.experiments.digit_trials import (
+    SPEED_LIMIT,
+    DigitGrid,
+    DigitTrial,
+    active_units,
+    approximation,
+    decode,
+    encode,
+)
 from proxvi_paper.models.vae import autoencoder, encoder_weights
 
 __all__ = ["METHODS", "STEPS", "Grid", "Trial", "report"]
@@ -109,7 +117,7 @@ METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {  # estimator and cons
     "PVI, entropy": lambda trial: (TraceMeanField_ELBO(), trial.proximity(proxvi.entropy)),
     "PVI, KL": lambda trial: (TraceMeanField_ELBO(), trial.proximity(proxvi.kl_to_prior)),
     "PVI, mean/variance": lambda trial: (TraceMeanField_ELBO(), trial.proximity(proxvi.mean_variance)),
-    "PVI, speed limit": lambda trial: (TraceMeanField_ELBO(), proxvi.SpeedLimit()),
+    SPEED_LIMIT: lambda trial: (TraceMeanField_ELBO(), proxvi.SpeedLimit()),
 }
 # The orthogonal row is the best of all magnitudes. The authors' code samples the divergence; we show their figures
 # beside both kinds of our rows.
@@ -132,7 +140,7 @@ class Grid(DigitGrid):
     known_methods = METHODS
     full_steps = STEPS
 
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = tuple(name for name in METHODS if name != SPEED_LIMIT)  # that one is asked for by name
     magnitudes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
     seeds: tuple[int, ...] = (0, 1, 2)
 

@@ -21,6 +21,7 @@ from proxvi_paper.datasets import BinarizedMNIST
 from proxvi_paper.experiments import tables
 from proxvi_paper.experiments.digit_trials import (
     REPORTS,
+    SPEED_LIMIT,
     WATCHED,
     DigitGrid,
     DigitTrial,
@@ -90,9 +91,9 @@ METHODS: dict[str, Callable[[Trial], tuple[Any, Any]]] = {  # estimator and cons
     "PVI, entropy": lambda trial: (_plain(trial), trial.proximity(proxvi.entropy)),
     "PVI, mean/variance": lambda trial: (_plain(trial), trial.proximity(proxvi.mean_variance)),
     "PVI, KL": lambda trial: (_plain(trial), trial.proximity(proxvi.kl_to_prior)),
-    "PVI, speed limit": lambda trial: (_plain(trial), proxvi.SpeedLimit()),
+    SPEED_LIMIT: lambda trial: (_plain(trial), proxvi.SpeedLimit()),
 }
-WITHOUT_DECAY = ("VI", "PVI, speed limit")
+WITHOUT_DECAY = ("VI", SPEED_LIMIT)
 # Validation ELBO and marginal likelihood, by layers, method and start.
 PAPER: dict[int, tables.Paper] = {
     1: {
@@ -125,7 +126,7 @@ class OneLayer(DigitGrid):
     full_steps = STEPS
     units: ClassVar[tuple[int, ...]] = (200,)
 
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = tuple(name for name in METHODS if name != SPEED_LIMIT)  # that one is asked for by name
     starts: tuple[str, ...] = tuple(STARTS)
     gammas: tuple[float, ...] = (1e-10,)
 
