@@ -108,13 +108,16 @@ def test_nothing_falls_faster_than_the_limit_and_no_change_is_longer_than_it_say
     loss, statistic, start = PROBLEMS[problem]
     link = proxvi.speed_limit(statistic, over)
     params = start(jax.random.key(seed))
-    _, (_, states) = descend(optax.chain(OPTIMIZERS[name](rate), link), loss, params, 400)
+    visited, (_, states) = descend(optax.chain(OPTIMIZERS[name](rate), link), loss, params, 400)
     (done,) = proxvi.telemetry(states)
     assert isinstance(done, proxvi.LimitTelemetry)
     assert np.all(np.asarray(done.pull) <= 1.0 + LONGEST_PULL + 1e-5)
-    # The tolerance is 0.05, and a step of its own comes before the limit sees it. The limit is of first order: one step
-    # of Prodigy, which may be many times longer than the one before, can leap over the maximum of the entropy.
-    assert np.max(done.shortfall) < (0.6 if name == "prodigy" else 0.1)
+    # The limit sees a step after it was made. The tolerance is 0.05; to it comes what single steps lose that were made
+    # while nothing, or not all, was held. Prodigy lengthens its steps while it is held: one can lose a quarter of the
+    # range. Those of the others lose a hundredth.
+    levels = jax.vmap(statistic)(jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), params, visited))
+    one_step = np.max(-np.diff(np.asarray(levels), axis=0)) / (5.0 if problem == "normal" else np.log(2.0))
+    assert np.max(done.shortfall) < (0.05 + 2.0 * max(one_step, 0.025) if name == "prodigy" else 0.1)
 
 
 @pytest.mark.parametrize("problem", sorted(PROBLEMS))
