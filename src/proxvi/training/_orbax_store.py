@@ -12,7 +12,7 @@ import jax
 
 from proxvi._typing import Json, Leaves
 from proxvi.training._devices import gather
-from proxvi.training.checkpoints import CheckpointStore
+from proxvi.training.checkpoints import CheckpointStore, ctrl_c_waits
 
 LOG = logging.getLogger("proxvi")
 ATTEMPTS = 3  # to write a checkpoint
@@ -36,45 +36,49 @@ class OrbaxStore(CheckpointStore):
         self._read_metadata: Any = v1.metadata
         self._folder, self._keep = Path(folder).absolute(), keep
         self.location = str(self._folder)
-        self._resources = ExitStack()
-        try:
-            if jax.process_index() == 0:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._resources.enter_context(lock_folder(self._folder))
-            self._orbax = self._open()
-        except OSError as error:
-            raise OSError(
-                f"`Checkpointing.folder` must be a folder that can be written to, got {self.location!r} ({error}); "
-                "choose another, or make room."
-            ) from error
-        self._resources.callback(lambda: self._orbax.close())  # raises again what went wrong, if something did
+        with ExitStack() as resources:  # a folder that could not be opened is left at once
+            try:
+                if jax.process_index() == 0:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    resources.enter_context(lock_folder(self._folder))
+                self._orbax = self._open()
+            except OSError as error:
+                raise OSError(
+                    f"`Checkpointing.folder` must be a folder that can be written to, got {self.location!r} ({error}); "
+                    "choose another, or make room."
+                ) from error
+            resources.callback(lambda: self._orbax.close())  # raises again what went wrong, if something did
+            self._resources = resources.pop_all()
 
     def _open(self) -> Any:
-        try:
-            return self._new_checkpointer()
-        except OSError:
-            raise
-        except Exception as error:  # Orbax reads the metadata of all checkpoints first; those of one may be damaged
-            found = [path.name for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
-            reasons = {step: self._why_unreadable(step) for step in sorted(map(int, found))}
-            damaged = {step: reason for step, reason in reasons.items() if reason}
-            if not damaged:
+        with ctrl_c_waits():
+            try:
+                return self._new_checkpointer()
+            except OSError:
                 raise
-            # If none can be read, the cause may be elsewhere: another version of Orbax. One of several processes, of
-            # which some may have opened the folder, cannot act on its own.
-            if len(damaged) == len(reasons) or jax.process_count() > 1:
-                listed = ", ".join(f"{step} ({reason})" for step, reason in damaged.items())
-                raise RuntimeError(
-                    f"`Checkpointing.folder` must have checkpoints that Orbax can read, got {self.location!r} with "
-                    f"{listed}; use the version of Orbax that wrote them, move them away, or choose another folder."
-                ) from error
-            for step, reason in damaged.items():
-                name = self._set_aside(step)
-                warnings.warn(
-                    f"checkpoint {step} in {self.location} is damaged ({reason}). It is renamed to {name}.",
-                    stacklevel=6,
-                )
-            return self._new_checkpointer()
+            except Exception as error:  # Orbax reads the metadata of all checkpoints first; those of one may be damaged
+                self._set_unreadable_aside(error)
+                return self._new_checkpointer()
+
+    def _set_unreadable_aside(self, error: Exception) -> None:
+        """Rename the checkpoints whose metadata cannot be read now either; there may be none, after a hiccup."""
+        found = [path.name for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+        reasons = {step: self._why_unreadable(step) for step in sorted(map(int, found))}
+        damaged = {step: reason for step, reason in reasons.items() if reason}
+        # If none can be read, the cause may be elsewhere: another version of Orbax. One of several processes, of
+        # which some may have opened the folder, cannot act on its own.
+        if damaged and (len(damaged) == len(reasons) or jax.process_count() > 1):
+            listed = ", ".join(f"{step} ({reason})" for step, reason in damaged.items())
+            raise RuntimeError(
+                f"`Checkpointing.folder` must have checkpoints that Orbax can read, got {self.location!r} with "
+                f"{listed}; use the version of Orbax that wrote them, move them away, or choose another folder."
+            ) from error
+        for step, reason in damaged.items():
+            name = self._set_aside(step)
+            warnings.warn(
+                f"checkpoint {step} in {self.location} is damaged ({reason}). It is renamed to {name}.",
+                stacklevel=7,
+            )
 
     def _why_unreadable(self, step: int) -> str | None:
         """What is wrong with the metadata of a checkpoint; None if nothing is."""

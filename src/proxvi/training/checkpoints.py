@@ -217,7 +217,7 @@ class Checkpoints:
         self, step: int, like: Callable[[int], Tree], part: Callable[[str], str | None]
     ) -> tuple[Restored | None, str | None]:
         """The checkpoint, and why it could not be read in any process."""
-        with _ctrl_c_waits():
+        with ctrl_c_waits():
             header, failure = _together(partial(self._header, step))
             if failure is not None:
                 return None, failure
@@ -263,7 +263,7 @@ def _differences(theirs: Json, ours: Json) -> dict[str, tuple[object, object]]:
 
 
 @contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
+def ctrl_c_waits() -> Iterator[None]:
     """Let Ctrl-C raise at the end of the block: Orbax takes an exception within it for damage in what it reads."""
     raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not raises or threading.current_thread() is not threading.main_thread():
