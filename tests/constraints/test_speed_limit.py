@@ -1,5 +1,6 @@
 """The laws of the speed limit: void while it is kept, a bounded change, no faster fall than it says."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNo
 import proxvi
 from proxvi import SpeedLimit
 from proxvi.constraints.limit import LONGEST_PULL
+from proxvi.svi._run_warnings import warn_after_run
+from proxvi.transforms import ProximityState
 
 KEY = jax.random.key(0)
 HELD = pytest.mark.filterwarnings("ignore:SpeedLimit:UserWarning")  # so few steps
@@ -393,6 +396,13 @@ def test_what_cannot_be_limited_is_refused_by_name(make: Callable[[], Any], mess
 def test_a_limit_that_still_holds_at_the_end_is_told() -> None:
     with pytest.warns(UserWarning, match=r"SpeedLimit\(entropy, over=100000\) still holds at the end"):
         make_svi(SpeedLimit(over=100_000)).run(KEY, 100, X, progress_bar=False)
+
+
+def test_a_shortfall_that_batches_make_is_not_told() -> None:
+    state = ProximityState(None, proxvi.LimitTelemetry(shortfall=0.03, pull=0.1, active=0.99))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_after_run([SpeedLimit()], [state], np.zeros(10))
 
 
 def test_kl_to_prior_may_be_limited_with_a_range_of_its_own() -> None:

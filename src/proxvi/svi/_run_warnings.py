@@ -10,7 +10,7 @@ from proxvi.constraints import LOSSES_OF_UNIT, LimitTelemetry, Proximity, SpeedL
 from proxvi.transforms import ProximityState
 
 ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
-HELD = 0.04  # of its range: a limit holds a unit that lacks more; of many units one lacks 0.03 by the noise of batches
+HELD = 0.3  # a limit that changes the update by more of its length still holds; the noise of batches makes 0.1 to 0.2
 LITTLE = 0.1  # of a run, after the constraint let go
 SMALL_UNIT = 1e-3  # of what the loss fell in the run; the losses that make up the unit then lie about 0 by chance
 
@@ -50,10 +50,10 @@ def _name(constraint: Proximity) -> str:
 def _warn_if_limited(constraint: SpeedLimit, kept: ProximityState) -> None:
     report = jax.device_get(kept.telemetry)
     assert isinstance(report, LimitTelemetry)
-    if report.shortfall > HELD:
+    if report.pull > HELD:
         _warn(
-            f"{constraint!r} still holds at the end: a unit lacks {100 * report.shortfall:.0f}% of its range, "
-            "so this is not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run."
+            f"{constraint!r} still holds at the end: it changed the last update by {100 * report.pull:.0f}% of its "
+            "length, so this is not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run."
         )
 
 
