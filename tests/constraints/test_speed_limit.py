@@ -23,7 +23,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNo
 import proxvi
 from proxvi import SpeedLimit
 from proxvi.constraints.limit import LONGEST_PULL
-from proxvi.svi._run_warnings import warn_after_run
+from proxvi.svi import warn_after_run
 from proxvi.transforms import ProximityState
 
 KEY = jax.random.key(0)
@@ -116,11 +116,11 @@ def test_nothing_falls_faster_than_the_limit_and_no_change_is_longer_than_it_say
     assert isinstance(done, proxvi.LimitTelemetry)
     assert np.all(np.asarray(done.pull) <= 1.0 + LONGEST_PULL + 1e-5)
     # The limit sees a step after it was made. The tolerance is 0.05; to it comes what single steps lose that were made
-    # while nothing, or not all, was held. Prodigy lengthens its steps while it is held: one can lose a quarter of the
-    # range. Those of the others lose a hundredth.
+    # while nothing, or not all, was held. Those of Prodigy can lose a large part of the range: it lengthens its steps
+    # while it is held.
     levels = jax.vmap(statistic)(jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), params, visited))
     one_step = np.max(-np.diff(np.asarray(levels), axis=0)) / (5.0 if problem == "normal" else np.log(2.0))
-    assert np.max(done.shortfall) < (0.05 + 2.0 * max(one_step, 0.025) if name == "prodigy" else 0.1)
+    assert np.max(done.shortfall) < (min(0.6, 0.05 + 2.0 * max(one_step, 0.025)) if name == "prodigy" else 0.1)
 
 
 @pytest.mark.parametrize("problem", sorted(PROBLEMS))
@@ -398,11 +398,17 @@ def test_a_limit_that_still_holds_at_the_end_is_told() -> None:
         make_svi(SpeedLimit(over=100_000)).run(KEY, 100, X, progress_bar=False)
 
 
-def test_a_shortfall_that_batches_make_is_not_told() -> None:
-    state = ProximityState(None, proxvi.LimitTelemetry(shortfall=0.03, pull=0.1, active=0.99))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+@pytest.mark.parametrize(
+    ("shortfall", "pull", "told"),
+    [(0.03, 0.2, False), (0.03, 0.4, True), (0.06, 0.1, True)],
+    ids=["the noise of batches", "many units are held", "one of many is held"],
+)
+def test_what_batches_make_is_not_told(shortfall: float, pull: float, told: bool) -> None:
+    state = ProximityState(None, proxvi.LimitTelemetry(shortfall, pull, active=0.99))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         warn_after_run([SpeedLimit()], [state], np.zeros(10))
+    assert bool(warned) == told
 
 
 def test_kl_to_prior_may_be_limited_with_a_range_of_its_own() -> None:

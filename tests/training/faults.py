@@ -58,7 +58,7 @@ def model(x, bad=False):
 
 
 def guide(*_):
-    """As AutoNormal, but a run begins three times as fast: the first call of an automatic guide is not compiled."""
+    """As AutoNormal, but a run begins faster: the first call of an automatic guide is not one program."""
     loc, scale = numpyro.param("loc", jnp.zeros(50)), numpyro.param("scale", jnp.full(50, 0.1), constraint=positive)
     numpyro.sample("mean", dist.Normal(loc, scale).to_event(1))
 

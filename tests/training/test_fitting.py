@@ -56,7 +56,7 @@ def test_numpyros_svi_takes_the_same_steps_as_in_its_own_loop() -> None:
 def test_callers_svi_reads_the_result() -> None:
     svi = faults.make_svi()
     result = proxvi.fit(svi, KEY, 50, ROWS)
-    np.testing.assert_array_equal(svi.get_params(result.state)["mean_auto_loc"], result.params["mean_auto_loc"])
+    np.testing.assert_array_equal(svi.get_params(result.state)["loc"], result.params["loc"])
     assert np.isfinite(svi.evaluate(result.state, ROWS))
     assert len(svi.run(KEY, 5, ROWS, init_state=result.state, progress_bar=False).losses) == 5
 

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
 from proxvi._validation import check_arrays
-from proxvi.training._orbax_store import OrbaxStore
+from proxvi.training._orbax_store import OrbaxStore, lock_folder
 
 from . import faults
 from .common import KEY, ROWS, CrashError
@@ -430,14 +430,36 @@ def test_a_checkpoint_whose_metadata_orbax_cannot_read_is_set_aside(tmp_path: Pa
     if every:  # the cause may be another version of Orbax
         with pytest.raises(
             RuntimeError, match=r"checkpoints that Orbax can read, .* \(Provided metadata contains unknown"
-        ):
+        ) as refused:
             fit(20, folder=tmp_path)
         assert checkpoints_in(tmp_path) == steps
+        lock_folder(tmp_path).close()  # the folder is free, although the traceback is kept
+        assert refused.tb is not None
         return
     with pytest.warns(UserWarning, match=r"is damaged \(Provided .*\)\. It is renamed to \d+\.damaged"):
         after = fit(20, folder=tmp_path)
     assert (tmp_path / f"{steps[-1]}.damaged").exists()
     np.testing.assert_array_equal(before.losses, after.losses)
+
+
+def test_a_folder_that_opens_at_the_second_attempt_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash_at_step_10(tmp_path)
+    steps, attempts, new = checkpoints_in(tmp_path), [], OrbaxStore._new_checkpointer
+
+    def hiccup(self: OrbaxStore) -> Any:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise LookupError
+        return new(self)
+
+    monkeypatch.setattr(OrbaxStore, "_new_checkpointer", hiccup)
+    store = OrbaxStore(tmp_path, keep=3)
+    assert len(attempts) == 2
+    assert store.steps() == steps
+    assert not store.damaged()
+    store.close()
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Constraints in NumPyro's SVI."""
 
 from proxvi.svi._nonfinite import Skipped, guarded_update, raise_if_stopped, stays_finite
-from proxvi.svi._run_warnings import ACTIVE, warn_after_run
+from proxvi.svi._run_warnings import steers, warn_after_run
 from proxvi.svi.proximity_svi import (
     ProximitySVI,
     ProximitySVIState,
@@ -11,7 +11,6 @@ from proxvi.svi.proximity_svi import (
 )
 
 __all__ = [
-    "ACTIVE",
     "ProximitySVI",
     "ProximitySVIState",
     "Skipped",
@@ -19,6 +18,7 @@ __all__ = [
     "guarded_update",
     "raise_if_stopped",
     "stays_finite",
+    "steers",
     "warn_after_run",
     "with_loss",
     "with_params",

@@ -1,18 +1,25 @@
 """What a finished run says aloud about its constraints."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from proxvi.constraints import LOSSES_OF_UNIT, LimitTelemetry, Proximity, SpeedLimit
+from proxvi.constraints.limit import TOLERANCE
 from proxvi.transforms import ProximityState
 
-ACTIVE = 0.01  # a constraint with a larger share of the gradient still steers
-HELD = 0.3  # a limit that changes the update by more of its length still holds; the noise of batches makes 0.1 to 0.2
+# A constraint with more than this in its telemetry steers: a share of the gradient; of a speed limit, a pull in lengths of
+# the update (the noise of batches makes 0.1 to 0.2), or a unit that is held with full weight.
+STEERS = {"share": 0.01, "pull": 0.3, "shortfall": TOLERANCE}
 LITTLE = 0.1  # of a run, after the constraint let go
 SMALL_UNIT = 1e-3  # of what the loss fell in the run; the losses that make up the unit then lie about 0 by chance
+
+
+def steers(telemetry: Mapping[str, object]) -> bool:
+    """Whether a constraint, or one of several, steers, by what its `Telemetry` or `LimitTelemetry` says."""
+    return any(bool(np.any(np.asarray(telemetry.get(name, 0.0)) > bound)) for name, bound in STEERS.items())
 
 
 def warn_after_run(
@@ -50,10 +57,11 @@ def _name(constraint: Proximity) -> str:
 def _warn_if_limited(constraint: SpeedLimit, kept: ProximityState) -> None:
     report = jax.device_get(kept.telemetry)
     assert isinstance(report, LimitTelemetry)
-    if report.pull > HELD:
+    if steers(report._asdict()):
         _warn(
             f"{constraint!r} still holds at the end: it changed the last update by {100 * report.pull:.0f}% of its "
-            "length, so this is not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run."
+            f"length, and a unit lacks {100 * report.shortfall:.0f}% of its range, so this is "
+            "not yet an optimum of the ELBO. Run longer, or make `over` a smaller part of the run."
         )
 
 
@@ -61,7 +69,7 @@ def _warn_if_held(constraint: Proximity, kept: ProximityState) -> None:
     """Warn if the constraint, when its share was last measured, made up more than 1% of the gradient."""
     report = jax.device_get(kept.telemetry)
     # At an optimum both gradients vanish, and their ratio says nothing once the magnitude is next to nothing.
-    if report.share > ACTIVE and not constraint.has_let_go(report.magnitude, kept.constraint):
+    if steers(report._asdict()) and not constraint.has_let_go(report.magnitude, kept.constraint):
         _warn(
             f"the constraint on `{_name(constraint)}` still makes up {100 * report.share:.0f}% of the gradient at the "
             f"end, at magnitude {report.magnitude:.2g}: this is not yet an optimum of the ELBO. Let `magnitude` "

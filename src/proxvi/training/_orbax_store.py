@@ -12,7 +12,7 @@ import jax
 
 from proxvi._typing import Json, Leaves
 from proxvi.training._devices import gather
-from proxvi.training.checkpoints import CheckpointStore, ctrl_c_waits
+from proxvi.training.checkpoints import CheckpointStore, ctrl_c_waits, in_short
 
 LOG = logging.getLogger("proxvi")
 ATTEMPTS = 3  # to write a checkpoint
@@ -41,32 +41,35 @@ class OrbaxStore(CheckpointStore):
                 if jax.process_index() == 0:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     resources.enter_context(lock_folder(self._folder))
-                self._orbax = self._open()
+                with ctrl_c_waits():
+                    self._orbax = self._open()
+                    # Before the folder is free: a thread may still clear it. Raises again what went wrong.
+                    resources.callback(lambda: self._orbax.close())
             except OSError as error:
                 raise OSError(
                     f"`Checkpointing.folder` must be a folder that can be written to, got {self.location!r} ({error}); "
                     "choose another, or make room."
                 ) from error
-            resources.callback(lambda: self._orbax.close())  # raises again what went wrong, if something did
             self._resources = resources.pop_all()
 
     def _open(self) -> Any:
-        with ctrl_c_waits():
-            try:
-                return self._new_checkpointer()
-            except OSError:
-                raise
-            except Exception as error:  # Orbax reads the metadata of all checkpoints first; those of one may be damaged
-                self._set_unreadable_aside(error)
-                return self._new_checkpointer()
+        try:
+            return self._new_checkpointer()
+        except OSError:
+            raise
+        except Exception as error:  # Orbax reads the metadata of all checkpoints first; those of one may be damaged
+            self._set_unreadable_aside(error)
+            return self._new_checkpointer()
 
     def _set_unreadable_aside(self, error: Exception) -> None:
         """Rename the checkpoints whose metadata cannot be read now either; there may be none, after a hiccup."""
         found = [path.name for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         reasons = {step: self._why_unreadable(step) for step in sorted(map(int, found))}
         damaged = {step: reason for step, reason in reasons.items() if reason}
-        # If none can be read, the cause may be elsewhere: another version of Orbax. One of several processes, of
-        # which some may have opened the folder, cannot act on its own.
+        # One of several processes, of which some may have opened the folder, cannot act on its own.
+        if not damaged and jax.process_count() > 1:
+            raise error
+        # If none can be read, the cause may be elsewhere: another version of Orbax.
         if damaged and (len(damaged) == len(reasons) or jax.process_count() > 1):
             listed = ", ".join(f"{step} ({reason})" for step, reason in damaged.items())
             raise RuntimeError(
@@ -77,7 +80,7 @@ class OrbaxStore(CheckpointStore):
             name = self._set_aside(step)
             warnings.warn(
                 f"checkpoint {step} in {self.location} is damaged ({reason}). It is renamed to {name}.",
-                stacklevel=7,
+                stacklevel=6,
             )
 
     def _why_unreadable(self, step: int) -> str | None:
@@ -87,7 +90,7 @@ class OrbaxStore(CheckpointStore):
         except (OSError, MemoryError):
             raise
         except Exception as error:
-            return str(error).splitlines()[0][:200]
+            return in_short(error)
         return None
 
     def _new_checkpointer(self) -> Any:

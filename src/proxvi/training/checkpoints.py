@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -194,7 +195,7 @@ class Checkpoints:
         except Exception as error:
             self._failed = True
             raise OSError(
-                f"checkpoint {step} could not be written to {self.location}: {_in_short(error)}. "
+                f"checkpoint {step} could not be written to {self.location}: {in_short(error)}. "
                 "Earlier checkpoints are intact; make room or choose another folder, and start again to resume."
             ) from error
         return step, f"{self.location}/{step}"
@@ -270,7 +271,12 @@ def ctrl_c_waits() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait: a disk may hang
+
+    signal.signal(signal.SIGINT, on_signal)
     try:
         yield
     finally:
@@ -287,7 +293,7 @@ def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:
     try:
         result = attempt()
     except Exception as error:  # a damaged file can raise anything: json, tensorstore, zstd, OSError, …
-        reason = _in_short(error)
+        reason = in_short(error)
         # Not the fault of the checkpoint; a barrier fails if another process did not come.
         if isinstance(error, ConfigurationError | MemoryError | PermissionError) or "barrier" in str(error).lower():
             fatal = error
@@ -301,7 +307,7 @@ def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:
     return result, failed[0]["reason"] if failed else None
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Its first line, without the pages of settings that tensorstore adds."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     for details in (" [os_error_code=", " [tensorstore_spec="):

@@ -19,7 +19,7 @@ from numpyro.infer.svi import SVIRunResult
 
 from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_inference, check_integer, check_key, check_number
-from proxvi.svi import ACTIVE, warn_after_run
+from proxvi.svi import steers, warn_after_run
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import agree
 from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
@@ -172,8 +172,7 @@ def _measure(
         "steps_per_second": pacer.steps_per_second,
         "seconds": progress.seconds,
     }
-    # A constraint is active if its share of the gradient, or that of a speed limit in the update, is above 1%.
-    held = bool(np.any(np.asarray(metrics.get("share", metrics.get("pull", 0.0))) > ACTIVE))
+    held = steers(metrics)
     progress.held_until = progress.step if held else progress.held_until
     if validation is not None:
         metrics["validation_elbo"] = elbo = runner.evaluate(validation.data)
