@@ -10,8 +10,8 @@ from proxvi.constraints import LOSSES_OF_UNIT, LimitTelemetry, Proximity, SpeedL
 from proxvi.constraints.limit import TOLERANCE
 from proxvi.transforms import ProximityState
 
-# A constraint with more than this in its telemetry steers: a share of the gradient; of a speed limit, a pull in lengths of
-# the update (the noise of batches makes 0.1 to 0.2), or a unit that is held with full weight.
+# A constraint with more than this in its telemetry steers. A share of the gradient; of a speed limit, a pull in lengths
+# of the update (the noise of batches makes 0.1 to 0.2), or a unit that is held with full weight.
 STEERS = {"share": 0.01, "pull": 0.3, "shortfall": TOLERANCE}
 LITTLE = 0.1  # of a run, after the constraint let go
 SMALL_UNIT = 1e-3  # of what the loss fell in the run; the losses that make up the unit then lie about 0 by chance
