@@ -6,7 +6,7 @@
 `mixture` is a Gaussian mixture whose means start anywhere; `network` a sigmoid belief network of 50 units with a bad
 initialisation (prior 0.001, all generative weights −10) on 500 binarised MNIST digits. Every method gets the same
 number of gradient steps and the same 20 seeds, all in one program. The table counts the seeds that come close to the
-best ELBO that any of them found; the picture shows them all.
+best ELBO that any of them found from the bad start; the picture shows them all. Those in parentheses start well.
 """
 
 import argparse
@@ -256,7 +256,8 @@ def main() -> dict[str, np.ndarray]:
                 save_result(path, settings, known, time.perf_counter() - started)
         elbos[name] = known
         print(f"{name}: {np.sort(known).round(3)}", flush=True)
-    best = max(np.nanmax(values) for values in elbos.values()) * len(problem.data)
+    rescues = {name: values for name, values in elbos.items() if not name.startswith("(")} or elbos
+    best = max(np.nanmax(values) for values in rescues.values()) * len(problem.data)
     threshold = problem.close(best) / len(problem.data)
     print(f"\nbest ELBO a data point {best / len(problem.data):.3f}; rescued from {threshold:.3f} on\n")
     print("| method | rescued | median | worst |\n|---|---|---|---|")

@@ -14,7 +14,7 @@ from numpyro.infer import SVI
 import proxvi
 from proxvi._typing import Params
 from proxvi._validation import check_number
-from proxvi.svi import ACTIVE
+from proxvi.svi import steers
 from proxvi.training._progress import Progress
 from proxvi_paper import plots
 from proxvi_paper.datasets import BinarizedMNIST
@@ -231,9 +231,8 @@ def _stopping(curves: list[dict[str, list[float]]]) -> tuple[str, ...]:
 def _stop(curves: dict[str, list[float]]) -> int:
     """The report after which `fit` would stop; the last one if it would not."""
     progress = Progress(np.empty(0))
-    shares = curves.get("share", curves.get("pull", [0.0] * len(curves["step"])))
-    for i, (elbo, share) in enumerate(zip(curves["validation_elbo"], shares, strict=True)):
-        progress.validate(elbo, held=share > ACTIVE)
+    for i, elbo in enumerate(curves["validation_elbo"]):
+        progress.validate(elbo, held=steers({name: curve[i] for name, curve in curves.items()}))
         if progress.waited == PATIENCE:
             return i
-    return len(shares) - 1
+    return len(curves["step"]) - 1
