@@ -169,7 +169,8 @@ def _plain(value: object) -> object:
 
 def progress_bar(wanted: bool | None, num_steps: int, step: int) -> tqdm.tqdm:
     """A progress bar, at `step`. None shows it on a terminal and in a notebook; only process 0 shows it."""
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    ipython = sys.modules.get("IPython")  # a script may have imported it, or ipykernel, without being a notebook
+    watched = sys.stderr.isatty() or hasattr(ipython and ipython.get_ipython(), "kernel")
     shown = (watched if wanted is None else wanted) and jax.process_index() == 0
     return tqdm.auto.tqdm(total=num_steps, initial=step, disable=not shown, unit="step", dynamic_ncols=True)
 
