@@ -44,7 +44,11 @@ def tiny_steps(rows, steps):
 
     @jax.jit
     def bare(state, x, length):  # a loop as that of `fit`, so that both have the same code for a step
-        return jax.lax.fori_loop(0, length, lambda _, s: svi.update(s, x)[0], state)
+        def step(i, carry):
+            state, loss = svi.update(carry[0], x)
+            return state, carry[1].at[i].set(loss)  # else XLA would leave the loss out
+
+        return jax.lax.fori_loop(0, length, step, (state, jnp.zeros(TURN)))
 
     jax.block_until_ready(bare(state, x, TURN))
     ours, theirs, resumed = [], [], 0.0

@@ -221,7 +221,7 @@ def stopping(path: Path) -> str:
     return table(rows, head)
 
 
-IN_README = ["one run", "best of 4", "KL warm-up", "MAP start", "speed limit", "race, plain"]
+IN_README = ["one run", "best of 4", "small start", "KL warm-up", "MAP start", "speed limit", "race, plain"]
 FOUR = ["theoph", "mcycle", "sunspots", "galaxies"]
 RESTARTS_AND_RACES = ["one run", "best of 4", "best of 16", "race, plain", "race, plain and speed limit"]
 
