@@ -103,3 +103,12 @@ def test_if_one_process_cannot_verify_a_checkpoint_all_take_the_one_before(tmp_p
     assert ended == [0, 0], printed
     assert bits_printed(printed) == [[alone], [alone]]
     assert all("is damaged (its contents do not match its digest)" in text for text in printed)
+
+
+@pytest.mark.nightly
+@pytest.mark.xdist_group("processes")
+def test_a_process_may_come_late_to_the_first_step(tmp_path: Path) -> None:
+    printed, ended = two_processes(tmp_path / "run", disturbance="late=40")  # Gloo waits for 30 seconds
+    assert ended == [0, 0], printed
+    first, second = bits_printed(printed)
+    assert first == second

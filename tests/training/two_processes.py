@@ -1,7 +1,8 @@
 """One of two processes that run `fit` together; started by the tests, with the port, its number and a folder.
 
 A further argument disturbs it: `slow=0.1` makes every batch take so many seconds, and `alone=0.1` does so in a process
-that trains by itself; with `unverified` process 1 cannot verify the newest checkpoint.
+that trains by itself; with `unverified` process 1 cannot verify the newest checkpoint; with `late=40` it comes so many
+seconds late to the first step.
 """
 
 import sys
@@ -13,6 +14,7 @@ import jax
 
 import proxvi
 from proxvi.training import checkpoints
+from proxvi.training._chunks import ChunkRunner
 
 STEPS = 200
 
@@ -31,6 +33,17 @@ def fail_twice(verify):
         return "wrong" if next(calls, False) else verify(leaves)
 
     return digest
+
+
+def come_late(run, seconds):
+    """The same, but the first call takes longer: a program that this process alone has to compile."""
+    waits = iter([seconds])
+
+    def late(*args):
+        time.sleep(next(waits, 0.0))
+        return run(*args)
+
+    return late
 
 
 class Slow:
@@ -58,6 +71,8 @@ if __name__ == "__main__":
     mesh = jax.make_mesh((4,), ("data",))
     if how == "slow":
         fit(1_000_000, Slow(rows[:50], float(much)), f"{folder}.jsonl", mesh=mesh, **slow)
+    if how == "late" and number == 1:
+        ChunkRunner.run = come_late(ChunkRunner.run, float(much))  # pyright: ignore[reportAttributeAccessIssue]
     if how == "unverified" and number == 1:
         checkpoints._digest = fail_twice(checkpoints._digest)  # pyright: ignore[reportPrivateUsage]
     if not how:

@@ -26,6 +26,18 @@ class Placement:
         self.num_parts = 1 if mesh is None else mesh.devices.shape[0]  # that a batch is sharded into
         self.replicated = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
 
+    def connect(self) -> None:
+        """Connect the processes, if there are several.
+
+        Gloo, which connects CPUs, gives up if one comes to their first collective 30 seconds after another. Compiling
+        can take longer, and may take one of them alone: one that does not find the program in its cache.
+        """
+        if self._mesh is None or jax.process_count() == 1:
+            return
+        rows = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
+        zeros = jax.make_array_from_callback((self.num_parts,), rows, np.zeros(self.num_parts).__getitem__)
+        jax.block_until_ready(jnp.sum(zeros))
+
     def replicate(self, tree: Tree) -> Tree:
         """Copy a tree to all devices."""
         replicated = self.replicated
