@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -155,7 +156,7 @@ def start(folder, **options):
     """A process that has imported everything, as it would be a moment after its start."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["__main__" if __name__ == "__mp_main__" else __name__])  # in a process of a pool
     process = context.Process(target=work, args=(folder, folder / "output"), kwargs=options)
     process.start()
     return process
@@ -413,7 +414,7 @@ def soak(folder, times, seed=0, *, minute=60.0, batch_seconds=0.2):
     shutil.rmtree(folder, ignore_errors=True)
     expected = bits(run(None, batch_seconds=0.0))
     deal = [len(range(i, times, AT_ONCE)) for i in range(AT_ONCE)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
         jobs = [
             pool.submit(soak_one, folder / str(i), count, seed + i, minute, batch_seconds, expected)
             for i, count in enumerate(deal)
@@ -506,17 +507,19 @@ def together(folder, times, seed=0):
         place, chance, seconds = folder / str(number), random.Random(seed + number), {}
         for kind in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP):
             both = start_two(place, "only stream")
-            before = newest_checkpoint(place)
-            while both[1].poll() is None and newest_checkpoint(place) <= before:
+            step = newest_checkpoint(place) + chance.randint(1, 40)
+            while both[1].poll() is None and newest_checkpoint(place) < step:
                 time.sleep(0.01)
             time.sleep(chance.uniform(0.0, 0.5))
+            assert both[1].poll() is None, both[1].communicate()[0]
             sent = time.monotonic()
             both[1].send_signal(kind)
             both[0].wait(timeout=60)
             seconds[kind.name] = time.monotonic() - sent
             both[1].kill() if kind == signal.SIGSTOP else None
-            for process in both:
-                process.communicate()
+            texts = [process.communicate()[0] for process in both]
+            told = [128 + signal.SIGTERM] * 2
+            assert kind != signal.SIGTERM or [process.returncode for process in both] == told, texts
         both = start_two(place, "unverified")
         texts = [process.communicate(timeout=600)[0] for process in both]
         assert [process.returncode for process in both] == [0, 0], texts
@@ -525,7 +528,7 @@ def together(folder, times, seed=0):
         return seconds
 
     with ThreadPoolExecutor(PAIRS_AT_ONCE) as pool:  # mostly a process waits for the other one, which is gone
-        found = list(pool.map(disturb_pair, range(times // 4)))
+        found = list(pool.map(disturb_pair, range(math.ceil(times / 4))))
     slowest = {f"slowest {kind}": round(max(one[kind] for one in found), 1) for kind in found[0]}
     return {"times": 4 * len(found), **slowest}
 
@@ -570,7 +573,7 @@ SENTENCES = {
     ),
     "same_folder": ("a second run in the same folder", "refused after {slowest} s, the first not disturbed"),
     "together": (
-        "two processes, three pairs at once: one is told to end, killed, stopped, or cannot verify a checkpoint",
+        "two processes, up to three pairs at once: one is told to end, killed, stopped, or cannot verify a checkpoint",
         "same bits at the end; the other one ended within {slowest SIGTERM}, {slowest SIGKILL} and {slowest SIGSTOP} s",
     ),
     "soak": (
@@ -631,7 +634,8 @@ def main():
     arguments = parser.parse_args()
     folder, times = arguments.folder, arguments.times
     folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored, also in a worker's first moments
+    # `nohup` has it ignored, also in a worker's first moments; a handler is not inherited.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     cache = str(folder / "compiled")  # for the workers, who compile the same again
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     jax.config.update("jax_compilation_cache_dir", cache)

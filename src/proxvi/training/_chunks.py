@@ -89,10 +89,10 @@ class ChunkRunner:
         mesh: Mesh | None,
     ) -> None:
         self._key, self._placement = key, Placement(mesh)
+        self._placement.connect()
         init_key, data_key, self._validation_key = (jax.random.fold_in(key, i) for i in range(3))
         self.source = make_source(data, batch_size, data_key, pacer.longest, self._placement)
         self._first = from_process_zero(self.source.first())
-        self._placement.connect()
         self.svi, state = start_reproducibly(svi, init_key, self._first)
         self.state = self._placement.replicate(self.svi.tell_length(state, pacer.num_steps))
         if batch_size is not None:

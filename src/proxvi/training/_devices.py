@@ -29,10 +29,13 @@ class Placement:
     def connect(self) -> None:
         """Connect the processes, if there are several.
 
-        Gloo, which connects CPUs, gives up if one comes to their first collective 30 seconds after another. Compiling
-        can take longer, and may take one of them alone: one that does not find the program in its cache.
+        Gloo, which connects CPUs, gives up if one comes to their first collective 30 seconds after another. To read a
+        batch or to compile can take one of them so much longer.
         """
-        if self._mesh is None or jax.process_count() == 1:
+        if jax.process_count() == 1:
+            return
+        from_process_zero((np.zeros(1),))  # which connects other groups of devices than a sum over a batch does
+        if self._mesh is None:
             return
         rows = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
         zeros = jax.make_array_from_callback((self.num_parts,), rows, np.zeros(self.num_parts).__getitem__)
