@@ -573,7 +573,7 @@ SENTENCES = {
     ),
     "same_folder": ("a second run in the same folder", "refused after {slowest} s, the first not disturbed"),
     "together": (
-        "two processes, up to three pairs at once: one is told to end, killed, stopped, or cannot verify a checkpoint",
+        "two processes, several pairs at once: one is told to end, killed, stopped, or cannot verify a checkpoint",
         "same bits at the end; the other one ended within {slowest SIGTERM}, {slowest SIGKILL} and {slowest SIGSTOP} s",
     ),
     "soak": (
