@@ -36,18 +36,18 @@ def model(x):
 
 
 def tiny_steps(rows, steps, length):
-    """Seconds of each turn of `fit`, with its default report every 1,000 steps, and of bare scans after it."""
+    """Seconds of each turn of `fit`, with its default report every 1,000 steps, and of scans of `length` after it."""
     x, key = 3.0 + jax.random.normal(jax.random.key(1), (rows,)), jax.random.key(0)
     constraint = proxvi.Proximity(proxvi.entropy, magnitude=optax.exponential_decay(1.0, steps // 2, 1e-10))
     svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(1e-3), Trace_ELBO(), constraint)
     state = svi.init(key, x)
 
-    def take(state, x, length, take_one):
-        return jax.lax.scan(lambda state, _: take_one(state, x), state, None, length=length)
-
     @jax.jit
     def bare(state, x):  # keeps the losses, as `fit` does
-        return take(state, x, TURN // length, lambda state, x: take(state, x, length, svi.update))
+        def scan(state, _):
+            return jax.lax.scan(lambda state, _: svi.update(state, x), state, None, length=length)
+
+        return jax.lax.scan(scan, state, None, length=TURN // length)
 
     jax.block_until_ready(bare(state, x))
     ours, theirs, resumed = [], [], 0.0

@@ -199,6 +199,10 @@ def resumed(folder):
     return max((line["step"] for line in lines(folder) if "resumed" in line), default=0)
 
 
+def checkpoint_steps(folder):
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
 def kill(folder, times, seed=0, number=signal.SIGKILL):
     """End the run at random moments, until it is through; then again from the start, until it was ended so often."""
     alone, chance = folder / "alone", random.Random(seed)
@@ -274,7 +278,7 @@ def damage(folder, times, seed=0, *, kind, runs=3):
         checkpoints.close()
         return found, any("is damaged" in str(w.message) for w in warned)
 
-    steps = sorted(int(path.name) for path in (pristine / "checkpoints").iterdir() if path.name.isdigit())
+    steps = checkpoint_steps(pristine / "checkpoints")
     whole = {}  # what each checkpoint holds: the newest, then without it the one before
     for newest in reversed(steps):
         found, _ = load(pristine)
@@ -368,7 +372,7 @@ def nan(folder, times, seed=0):
         said = str(error)
     else:
         raise SystemExit("NaN went unnoticed")
-    kept = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    kept = checkpoint_steps(folder)
     assert kept
     assert 1_000 <= max(kept) <= 1_234
     print(said)
@@ -463,7 +467,7 @@ def soak_one(folder, times, seed, minute, batch_seconds, expected):
                 # Ctrl-C may have come before the loop, when nothing is saved yet, and has the same status.
                 told = process.exitcode in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
                 assert not told or "saved step" in text, (kind, text)
-            steps = sorted(int(path.name) for path in (place / "checkpoints").glob("*") if path.name.isdigit())
+            steps = checkpoint_steps(place / "checkpoints")
             if kind in ("flip", "cut") and not finished and len(steps) > 1:
                 newest = place / "checkpoints" / str(steps[-1])
                 spoil(chance.choice([path for path in sorted(newest.rglob("*")) if path.is_file()]), kind, chance)
@@ -492,10 +496,6 @@ def start_two(folder, disturbance="", count=2):
     ]
 
 
-def newest_checkpoint(folder):
-    return max((int(path.name) for path in folder.glob("*") if path.name.isdigit()), default=0)
-
-
 def together(folder, times, seed=0):
     """Two processes, one of which is told to end, then killed, then stopped; then one cannot verify a checkpoint."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -507,8 +507,8 @@ def together(folder, times, seed=0):
         place, chance, seconds = folder / str(number), random.Random(seed + number), {}
         for kind in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP):
             both = start_two(place, "only stream")
-            step = newest_checkpoint(place) + chance.randint(1, 40)
-            while both[1].poll() is None and newest_checkpoint(place) < step:
+            step = max(checkpoint_steps(place), default=0) + chance.randint(1, 40)
+            while both[1].poll() is None and max(checkpoint_steps(place), default=0) < step:
                 time.sleep(0.01)
             time.sleep(chance.uniform(0.0, 0.5))
             assert both[1].poll() is None, both[1].communicate()[0]
@@ -517,11 +517,11 @@ def together(folder, times, seed=0):
             both[0].wait(timeout=60)
             seconds[kind.name] = time.monotonic() - sent
             both[1].kill() if kind == signal.SIGSTOP else None
-            texts = [process.communicate()[0] for process in both]
+            texts = [process.communicate(timeout=300)[0] for process in both]
             told = [128 + signal.SIGTERM] * 2
             assert kind != signal.SIGTERM or [process.returncode for process in both] == told, texts
         both = start_two(place, "unverified")
-        texts = [process.communicate(timeout=600)[0] for process in both]
+        texts = [process.communicate(timeout=300)[0] for process in both]
         assert [process.returncode for process in both] == [0, 0], texts
         assert [bits_printed(text) for text in texts] == alone, texts
         shutil.rmtree(place)

@@ -25,21 +25,20 @@ class Placement:
         self.num_devices = 1 if mesh is None else mesh.size
         self.num_parts = 1 if mesh is None else mesh.devices.shape[0]  # that a batch is sharded into
         self.replicated = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
+        self._rows = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
 
     def connect(self) -> None:
         """Connect the processes, if there are several.
 
-        Gloo, which connects CPUs, gives up if one comes to their first collective 30 seconds after another. To read a
-        batch or to compile can take one of them so much longer.
+        Gloo, which connects CPUs, gives up if one process comes to their first collective 30 seconds after another.
+        Compiling, or reading a batch, can take one of them that much longer.
         """
         if jax.process_count() == 1:
             return
         from_process_zero((np.zeros(1),))  # which connects other groups of devices than a sum over a batch does
-        if self._mesh is None:
-            return
-        rows = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
-        zeros = jax.make_array_from_callback((self.num_parts,), rows, np.zeros(self.num_parts).__getitem__)
-        jax.block_until_ready(jnp.sum(zeros))
+        if self._rows is not None:
+            zeros = jax.make_array_from_callback((self.num_parts,), self._rows, np.zeros(self.num_parts).__getitem__)
+            jax.block_until_ready(jnp.sum(zeros))
 
     def replicate(self, tree: Tree) -> Tree:
         """Copy a tree to all devices."""
@@ -56,9 +55,9 @@ class Placement:
 
     def shard(self, batch: Tree) -> Tree:
         """Shard a batch; runs on the devices."""
-        if self._mesh is None:
+        rows = self._rows
+        if rows is None:
             return batch
-        rows = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
         return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows) if jnp.ndim(x) else x, batch)
 
     def shard_stack(self, stack: Tree) -> Tree:
