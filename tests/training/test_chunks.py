@@ -22,6 +22,35 @@ from .common import KEY, ROWS
 pytestmark = pytest.mark.filterwarnings("ignore:the constraint on:UserWarning")
 
 
+@pytest.mark.parametrize(
+    ("computing", "loading", "ready"),
+    [(0.01, 0.0, 0), (0.001, 0.1, 0), (0.1, 0.1, 0), (0.001, 0.1, 8), (2.0, 0.1, 0), (0.1, 2.0, 0)],
+)
+def test_chunks_take_about_a_second_whether_steps_or_batches_are_slow(
+    computing: float, loading: float, ready: int
+) -> None:
+    """Seconds of a step and of a batch; a loader has the first `ready` batches at hand."""
+    pacer, step, length, took = ChunkPacer(10**6, 10**6), 0, 1, []
+    for _ in range(40):
+        ahead = pacer.limit(step + length)
+        waited = loading * sum(ready <= step + length + i for i in range(ahead))
+        took.append(max(computing * length, waited))
+        pacer.record(length, took[-1], ahead, waited)
+        step, length = step + length, ahead
+    slower = max(computing, loading)
+    assert max(took) <= max(2.1, slower)
+    assert took[-1] >= min(0.9, slower)
+
+
+def test_the_rate_is_that_of_all_steps_since_the_last_report() -> None:
+    pacer = ChunkPacer(1_000, 10_000)
+    pacer.record(900, 9.0)
+    pacer.record(100, 0.001)
+    assert pacer.take_rate() == pytest.approx(1_000 / 9.001)
+    pacer.record(10, 1.0)
+    assert pacer.take_rate() == pytest.approx(10.0)
+
+
 @pytest.mark.slow
 def test_nan_is_left_out_or_stops_the_run(tmp_path: Path) -> None:
     faults.nan(tmp_path / "nan", times=20)

@@ -123,6 +123,29 @@ def test_a_run_that_patience_stopped_goes_on_without_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_early_stopping_starts_afresh_with_other_validation_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def length(steps: int, held_out: Any) -> int:
+        svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.01), Trace_ELBO(), ())
+        result = proxvi.fit(
+            svi,
+            KEY,
+            steps,
+            ROWS,
+            batch_size=100,
+            checkpointing=proxvi.Checkpointing(tmp_path),
+            reporting=proxvi.Reporting(every=10),
+            validation=proxvi.Validation(held_out, patience=2),
+        )
+        return len(result.losses)
+
+    assert length(50, ROWS) == 50
+    assert length(100, ROWS + 1.0) == 100  # whose ELBO is lower, but rises
+    assert "`validation` has other data than before step 50, so early stopping starts afresh" in caplog.text
+
+
+@pytest.mark.slow
 def test_losses_keep_their_precision() -> None:
     with jax.enable_x64(True):
         svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.01), Trace_ELBO(), ())

@@ -157,6 +157,29 @@ def test_what_does_not_fit_starts_afresh_and_the_log_says_so(tmp_path: Path, cap
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:SpeedLimit")
+def test_another_speed_limit_is_another_run_and_holds_if_asked_to(tmp_path: Path) -> None:
+    def over(steps: int, number: float | None, **options: Any) -> float:
+        result = fit(steps, folder=tmp_path, constraints=proxvi.SpeedLimit(over=number), **options)
+        return float(result.state.constraints[0].constraint.over)
+
+    assert over(20, 100.0) == 100.0
+    with pytest.raises(proxvi.ConfigurationError, match=r"for `over`"):
+        over(40, 1_000.0)
+    assert over(40, 1_000.0, accept_changes=True) == 1_000.0
+    assert over(60, None, accept_changes=True) == 20.0
+    assert over(90, None) == 20.0  # a longer run keeps it
+
+
+@pytest.mark.slow
+def test_figures_of_ones_own_have_names_of_their_own() -> None:
+    for name in ("step", "elbo"):
+        measure = proxvi.Reporting(every=10, measure=lambda _, name=name: {name: 1.0})
+        with pytest.raises(ValueError, match=f"`measure` must name its figures by words .*, got '{name}'"):
+            proxvi.fit(faults.make_svi(), KEY, 10, ROWS, batch_size=100, reporting=measure)
+
+
+@pytest.mark.slow
 def test_parameters_must_fit_even_if_changes_are_accepted(tmp_path: Path) -> None:
     fit(20, folder=tmp_path)
     with pytest.raises(proxvi.ConfigurationError, match=r"has 'float32\[50\]' for .*auto_loc.*, this run None"):
@@ -352,7 +375,7 @@ def test_in_a_thread_an_exception_of_the_callback_saves_and_stops(
         ({"batch_size": 1_001}, ROWS, "`batch_size` must be at most the 1000 rows of the data, got 1001"),
         ({}, ROWS[:0], r"`data` must have at least one row, got shape \(0, 50\)"),
         ({"batch_size": 1}, ROWS[:0], "`data` must have at least one row"),
-        ({}, [], "`data` ended after 1 epoch"),
+        ({}, [], "`data` ended after 0 batches"),
     ],
 )
 def test_arguments_are_refused_by_name(options: dict[str, Any], data: Any, message: str) -> None:
@@ -375,6 +398,8 @@ def test_scalars_go_to_all_devices() -> None:
     np.testing.assert_allclose(
         proxvi.fit(faults.make_svi(), KEY, 10, ROWS, bad, mesh=mesh).losses, whole.losses, rtol=1e-5
     )
+    held_out = proxvi.Validation(*jax.device_put((ROWS, bad), jax.devices()[0]))  # there alone
+    proxvi.fit(faults.make_svi(), KEY, 10, ROWS, bad, mesh=mesh, validation=held_out)
     stream = [(ROWS, bad)] * 3
     np.testing.assert_allclose(
         proxvi.fit(faults.make_svi(), KEY, 10, stream, mesh=mesh).losses, whole.losses, rtol=1e-5
@@ -420,6 +445,7 @@ def test_a_save_whose_first_attempt_was_complete_is_saved(tmp_path: Path, monkey
 @pytest.mark.parametrize("every", [False, True], ids=["the newest", "all"])
 def test_a_checkpoint_whose_metadata_orbax_cannot_read_is_set_aside(tmp_path: Path, every: bool) -> None:
     """One bit of a key of Orbax's own: it then fails to open the folder, with the intact checkpoints in it."""
+    tmp_path /= "barrier"  # a word that Orbax's errors have, where processes wait for each other
     before = fit(20, folder=tmp_path)
     steps = checkpoints_in(tmp_path)
     assert len(steps) > 1

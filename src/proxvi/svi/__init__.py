@@ -6,6 +6,7 @@ from proxvi.svi.proximity_svi import (
     ProximitySVI,
     ProximitySVIState,
     batch_sites,
+    with_limits_of,
     with_loss,
     with_params,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "stays_finite",
     "steers",
     "warn_after_run",
+    "with_limits_of",
     "with_loss",
     "with_params",
 ]

@@ -421,6 +421,18 @@ def with_loss(svi: ProximitySVI, loss: ELBO) -> ProximitySVI:
     return other
 
 
+def with_limits_of(state: ProximitySVIState, other: ProximitySVIState) -> ProximitySVIState:
+    """A state whose speed limits are as slow as those of another."""
+
+    def one(mine: ProximityState, theirs: ProximityState) -> ProximityState:
+        limit = mine.constraint
+        if not isinstance(limit, LimitState):
+            return mine
+        return mine._replace(constraint=limit._replace(over=theirs.constraint.over))
+
+    return state._replace(constraints=tuple(map(one, state.constraints, other.constraints)))
+
+
 def with_params(optim_state: Any, before: Params, after: Params) -> Any:
     """The state of an optimiser with other parameters; in a NumPyro optimiser they lie wherever it put them."""
     replaced = {id(old): new for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)}

@@ -1,8 +1,8 @@
 """Sources of batches: arrays in memory, or a stream that can be resumed."""
 
 import base64
-import copy
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +20,7 @@ from proxvi.training.checkpoints import ConfigurationError
 
 LOG = logging.getLogger("proxvi")
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
+ORDERED_ROWS = 2**20  # of epochs whose order is made at once: a second or two
 
 
 def make_source(
@@ -86,7 +87,7 @@ class Arrays:
         self.longest = longest
         self.steps_per_epoch = 1 if batch_size is None else self.rows // batch_size
         # Orders are made for whole blocks of epochs, so that short epochs do not mean short feeds.
-        self._epochs = max(1, longest // self.steps_per_epoch)
+        self._epochs = max(1, min(longest // self.steps_per_epoch, ORDERED_ROWS // max(self.rows, 1)))
         self._block, self._orders = -1, jnp.zeros(())
         self._make = jax.jit(self._make_orders)
 
@@ -131,8 +132,10 @@ class Arrays:
     def seek(self, step: int, state: object, *, accept_changes: bool) -> None:
         """Go to `step`; nothing to do."""
 
-    def fetch_ahead(self, step: int, limit: int) -> None:
+    def fetch_ahead(self, step: int, limit: int) -> int:
         """Prepare the next feed; nothing to do."""
+        del step, limit
+        return 0
 
     def describe(self) -> Json:
         """What a checkpoint must agree with, contents included."""
@@ -156,7 +159,7 @@ class Stream:
         self, batches: Iterable[Tree], longest: int, shard: Callable[[Tree], Tree] = lambda stack: stack
     ) -> None:
         self._batches, self._shard = batches, shard
-        self._iterator, self._epoch = iter(batches), 0
+        self._iterator, self._epoch, self._pulled = iter(batches), 0, 0
         # For a checkpoint: by the step after a feed, the position of the iterator then, and a witness of its contents:
         # the step and the digest of the first batch of the feed, and the position before it.
         self._states: dict[int, Json] = {0: {"position": self._position(), "witness": None}}
@@ -172,7 +175,13 @@ class Stream:
         state = self._iterator.get_state()  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(state, bytes):
             return {"epoch": self._epoch, "base64": base64.b64encode(state).decode()}
-        return {"epoch": self._epoch, "state": copy.deepcopy(state)}  # the iterator's own may change as it goes on
+        try:
+            return {"epoch": self._epoch, "state": json.loads(json.dumps(state))}  # a copy: it may change as it goes on
+        except TypeError as error:
+            raise TypeError(
+                f"`data` must have a `get_state` that returns JSON or bytes, for checkpoints, got {state!r}, and "
+                f"{error}; write `int(...)` and `.tolist()` where it has NumPy's."
+            ) from error
 
     def _next(self) -> Batch:
         batch = next(self._iterator, None)
@@ -182,9 +191,10 @@ class Stream:
             batch = next(self._iterator, None)
         if batch is None:
             raise ValueError(
-                f"`data` ended after {self._epoch} epoch and cannot be started again; pass an iterable that can, not "
-                "a generator, or one that is long enough."
+                f"`data` ended after {self._pulled} batches and cannot be started again; pass an iterable that can, "
+                "not a generator, or one that is long enough."
             )
+        self._pulled += 1
         batch = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
         if not any(np.ndim(x) for x in jax.tree.leaves(batch)):
             raise ValueError(
@@ -204,10 +214,12 @@ class Stream:
         _, stack, length = self._feed
         return stack, length
 
-    def fetch_ahead(self, step: int, limit: int) -> None:
-        """Prepare the next feed while the device is busy with this one."""
-        if limit < 1 or (self._feed is not None and self._feed[0] == step):
-            return
+    def fetch_ahead(self, step: int, limit: int) -> int:
+        """Prepare the next feed while the device is busy with this one; returns the number of its batches."""
+        if limit < 1:
+            return 0
+        if self._feed is not None and self._feed[0] == step:
+            return self._feed[2]
         length = min(limit, self.longest)
         before = None if self._pending else self._position()
         batches = self._pending + [self._next() for _ in range(length - len(self._pending))]
@@ -224,6 +236,7 @@ class Stream:
                 "the short one at the end of an epoch (`drop_remainder=True` in Grain)."
             ) from error
         self._feed = (step, self._shard(stack), length)
+        return length
 
     def pick(self, feed: Tree, step: Array, i: Array) -> Batch:
         """The `i`-th batch of a feed; runs on the device."""

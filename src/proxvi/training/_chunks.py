@@ -1,5 +1,6 @@
 """The compiled steps of a run, in chunks."""
 
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from proxvi.svi import (
     guarded_update,
     raise_if_stopped,
     stays_finite,
+    with_limits_of,
     with_loss,
 )
 from proxvi.training._batches import make_source
@@ -44,22 +46,38 @@ class ChunkPacer:
     """
 
     def __init__(self, report_every: int, num_steps: int, *, adapts: bool = True) -> None:
-        self._report_every, self.num_steps = report_every, num_steps
-        self.longest = min(report_every, num_steps)
-        self._adapts, self._chunks = adapts, 0
+        self._report_every, self.num_steps = int(report_every), int(num_steps)  # JSON takes none of NumPy's
+        self.longest = min(self._report_every, self.num_steps)
+        self._adapts, self._has_compiled = adapts, False
         self.pace = 1 if adapts else self.longest  # a step may take seconds
-        self.steps_per_second = 0.0
+        self._steps, self._seconds = 0, 0.0
 
     def limit(self, step: int) -> int:
         """The most steps that the chunk after `step` may take."""
         return min(self._report_every - step % self._report_every, self.num_steps - step, self.pace)
 
-    def record(self, length: int, seconds: float) -> None:
-        """Adapt to the time that a chunk took."""
-        self._chunks += 1
-        self.steps_per_second = length / seconds
-        if self._adapts and self._chunks > 1:  # the first one compiles
-            self.pace = max(1, min(self.longest, int(self.steps_per_second)))
+    def record(self, length: int, seconds: float, loaded: int = 0, loading: float = 0.0) -> None:
+        """Adapt to the time that a chunk took.
+
+        Args:
+            length: its steps.
+            seconds: in all.
+            loaded: batches of the next chunk, which were loaded meanwhile.
+            loading: the part of the seconds that this took.
+        """
+        self._steps, self._seconds = self._steps + length, self._seconds + seconds
+        if self._adapts and self._has_compiled:
+            # Computing and loading go on at the same time, so this is at least half of what a step takes.
+            of_a_step = max((seconds - loading) / length, loading / max(loaded, 1), 1e-9)
+            # A loader may have a few batches ready, and be slow after them: so it grows step by step.
+            self.pace = max(1, min(self.longest, 2 * self.pace, int(1.0 / of_a_step)))
+        self._has_compiled = True
+
+    def take_rate(self) -> float:
+        """Steps a second since this was asked the last time."""
+        rate = self._steps / max(self._seconds, 1e-9)
+        self._steps, self._seconds = 0, 0.0
+        return rate
 
     def reports_at(self, step: int) -> bool:
         """Whether a report is due after `step` steps."""
@@ -143,16 +161,20 @@ class ChunkRunner:
         Raises:
             FloatingPointError: if too many steps in a row were not finite. The state is that before the chunk.
         """
+        started = time.perf_counter()
         feed, length = self.source.feed(step, pacer.limit(step))
         after = step + length
         measure = pacer.reports_at(after)
         state, losses, finite = self._plain(self.state, feed, step, 0, length, measure)
-        self.source.fetch_ahead(after, pacer.limit(after))
+        began = time.perf_counter()
+        loaded = self.source.fetch_ahead(after, pacer.limit(after))
+        loading = time.perf_counter() - began
         losses = np.asarray(losses)[:length]  # waits; sliced here, because each length would compile a slice of its own
         if not (finite and np.all(np.isfinite(losses))):
             state, losses = self._skip_bad_steps(feed, step, length, measure)
             raise_if_stopped(self.svi, state)
         self.state = state
+        pacer.record(length, time.perf_counter() - started, loaded, loading)
         return losses
 
     def _skip_bad_steps(
@@ -189,6 +211,8 @@ class ChunkRunner:
 
     def resume(self, step: int, state: ProximitySVIState, source_state: Tree, *, accept_changes: bool) -> None:
         """Go on from a checkpoint; a stream that yields something else now is refused, unless changes are accepted."""
+        if accept_changes:
+            state = with_limits_of(state, self.state)
         self.state = self._placement.replicate(state)
         self.source.seek(step, source_state, accept_changes=accept_changes)
 
@@ -206,7 +230,7 @@ class ChunkRunner:
 
     def evaluate(self, data: Batch) -> float:
         """The true ELBO of held-out data, with the same random numbers every time."""
-        return float(self._evaluate(self.state, self._validation_key, data))
+        return float(self._evaluate(self.state, self._validation_key, self._placement.replicate(data)))
 
     def telemetry(self) -> Metrics:
         """What the constraints did, and how many steps were skipped."""

@@ -72,12 +72,12 @@ class Placement:
 
 
 def agree(stop: bool, save: bool, pace: int) -> tuple[bool, bool, int]:
-    """Whether to stop, if any process wants to; whether to save, and the steps of a chunk, which process 0 decides."""
+    """Whether to stop, if any process wants to; whether to save, as process 0 says; the steps of the shortest chunk."""
     # JAX's own `reached_preemption_sync_point` does not serve: Orbax asks it too, with another count, at every save.
     if jax.process_count() == 1:
         return stop, save, pace
     everyone = multihost_utils.process_allgather(np.asarray([stop, save, pace], np.int32))
-    return bool(everyone[:, 0].any()), bool(everyone[0, 1]), int(everyone[0, 2])
+    return bool(everyone[:, 0].any()), bool(everyone[0, 1]), int(everyone[:, 2].min())
 
 
 def gather(value: Any) -> list[Any]:

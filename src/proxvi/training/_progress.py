@@ -1,6 +1,7 @@
 """The progress of a run: its losses, its metrics log and its progress bar."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,8 @@ import tqdm.auto
 from proxvi._typing import Json, Metrics
 from proxvi.training._convergence import has_converged, is_time_to_ask
 
+LOG = logging.getLogger("proxvi")
+LINE = ("step", "resumed", "checkpoint")  # words of the metrics file, beside the metrics
 FORMATS = {"elbo": ".5g", "validation_elbo": ".5g", "magnitude": ".1e", "distance": ".2g", "pull": ".2g"}
 
 
@@ -25,6 +28,7 @@ class Progress:
 
     Attributes:
         losses: of all steps of the run; those after `step` are not known yet.
+        held_out: digest of the validation data; None without them.
         step: steps taken.
         best: the best validation ELBO; None before the first.
         waited: reports since then.
@@ -33,6 +37,7 @@ class Progress:
     """
 
     losses: np.ndarray
+    held_out: str | None = None
     step: int = 0
     best: float | None = None
     waited: int = 0
@@ -81,12 +86,17 @@ class Progress:
 
     def notes(self) -> Json:
         """All but the losses, for the header of a checkpoint."""
-        return {"best": self.best, "waited": self.waited, "held_until": self.held_until, "seconds": self.seconds}
+        names = ("held_out", "best", "waited", "held_until", "seconds")
+        return {name: getattr(self, name) for name in names}
 
     def resume(self, step: int, losses: np.ndarray, notes: Json) -> None:
         """Go on from a checkpoint."""
         self.losses[:step] = losses
-        self.step, self.best, self.waited, self.held_until = step, notes["best"], notes["waited"], notes["held_until"]
+        self.step, self.held_until = step, notes["held_until"]
+        if notes.get("held_out") == self.held_out:
+            self.best, self.waited = notes["best"], notes["waited"]
+        elif notes["best"] is not None:
+            LOG.warning("`validation` has other data than before step %d, so early stopping starts afresh", step)
         self.started = time.monotonic() - notes["seconds"]
 
 

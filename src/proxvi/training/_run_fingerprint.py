@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from proxvi._typing import Batch, Json, Tree
+from proxvi.constraints import SpeedLimit
 from proxvi.svi import ProximitySVI, ProximitySVIState
 from proxvi.training._devices import is_key, local
 
@@ -21,6 +22,7 @@ MODULUS = 2**256
 def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Batch) -> Json:
     """Key, estimator, version of JAX, and the program of a step, in which everything else is."""
     program = jax.make_jaxpr(svi.update)(jax.tree.map(local, state), *batch)
+    over = [c.over and float(c.over) for c in svi.constraints if isinstance(c, SpeedLimit)]
     return {
         "key": np.asarray(jax.random.key_data(key)).tolist(),
         "constraints": [type(constraint).__name__ for constraint in svi.constraints],
@@ -28,6 +30,8 @@ def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Bat
         "jax": jax.__version__,
         "program": program_digest(program),
         "start": digest(jax.tree.map(local, state.optim_state)),  # has what is set there, as by `inject_hyperparams`
+        # It is in the state, and not in the program; None is a part of the length of the run, which may change.
+        **({"over": over} if any(over) else {}),
     }
 
 

@@ -295,7 +295,8 @@ def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:
     except Exception as error:  # a damaged file can raise anything: json, tensorstore, zstd, OSError, …
         reason = in_short(error)
         # Not the fault of the checkpoint; a barrier fails if another process did not come.
-        if isinstance(error, ConfigurationError | MemoryError | PermissionError) or "barrier" in str(error).lower():
+        at_barrier = jax.process_count() > 1 and "barrier" in str(error).lower()
+        if at_barrier or isinstance(error, ConfigurationError | MemoryError | PermissionError):
             fatal = error
     outcomes = gather({"reason": reason, "fatal": fatal is not None})
     if fatal is not None:

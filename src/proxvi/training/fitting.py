@@ -4,7 +4,6 @@ import logging
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
@@ -21,8 +20,9 @@ from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_inference, check_integer, check_key, check_number
 from proxvi.svi import steers, warn_after_run
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
-from proxvi.training._devices import agree
-from proxvi.training._progress import MetricsLog, Progress, postfix, progress_bar
+from proxvi.training._devices import agree, local
+from proxvi.training._progress import LINE, MetricsLog, Progress, postfix, progress_bar
+from proxvi.training._run_fingerprint import digest
 from proxvi.training.checkpoints import Checkpoints
 from proxvi.training.options import Checkpointing, Reporting, Validation
 
@@ -55,7 +55,8 @@ def fit(
     Args:
         svi: a `ProximitySVI`, or NumPyro's `SVI`.
         key: for the initial parameters, the samples and the order of the data.
-        num_steps: in all, including those before a restart.
+        num_steps: in all, including those before a restart. A run may be made longer; a `SpeedLimit` without an `over`
+            keeps the one of the first length.
         data: the arguments of the model: arrays, or, if they do not fit into memory, one iterable of batches (a Grain
             loader, for example). With several processes, the iterable of each yields its own part of the batch.
             Settings of the model that are not data go into `ProximitySVI(..., name=value)`, as in NumPyro's `SVI`.
@@ -116,7 +117,8 @@ def fit(
     with ExitStack() as stack:
         if checkpointing is not None:
             checkpoints = stack.enter_context(closing(checkpointing.open(runner.describe())))
-        progress = Progress(np.empty(num_steps, jnp.result_type(float)))
+        held_out = None if validation is None else digest(jax.tree.map(local, validation.data))
+        progress = Progress(np.empty(num_steps, jnp.result_type(float)), held_out)
         if checkpoints is not None:
             _resume(checkpoints, runner, progress)
         log.start(progress.step)
@@ -134,9 +136,7 @@ def fit(
 
         with _saved_if_interrupted(checkpoints, runner, progress, received):
             while progress.step < num_steps and not converged() and (patience is None or progress.waited < patience):
-                started = time.perf_counter()
                 losses = runner.run(progress.step, pacer)
-                pacer.record(len(losses), time.perf_counter() - started)
                 progress.add(losses)
                 bar.update(len(losses))
                 if pacer.reports_at(progress.step):
@@ -169,7 +169,7 @@ def _measure(
     metrics: Metrics = {
         "elbo": progress.mean_elbo(pacer.report_before(progress.step)),
         **runner.telemetry(),
-        "steps_per_second": pacer.steps_per_second,
+        "steps_per_second": pacer.take_rate(),
         "seconds": progress.seconds,
     }
     held = steers(metrics)
@@ -179,6 +179,11 @@ def _measure(
         progress.validate(elbo, held=held)
     if reporting.measure is not None:
         own = reporting.measure(runner.svi.get_params(runner.state))
+        if taken := sorted(own.keys() & {*metrics, *LINE}):
+            raise ValueError(
+                f"`measure` must name its figures by words that `fit` does not use, got {', '.join(map(repr, taken))}; "
+                "choose another name."
+            )
         metrics |= {name: float(value) for name, value in own.items()}
     return metrics
 
