@@ -135,8 +135,7 @@ class OneLayer(DigitGrid):
         super().__post_init__()
         check_known("starts", self.starts, STARTS)
         for gamma in self.gammas:
-            remedy = "1e-10 lets the constraint go, 1 never does"
-            check_number("gammas", gamma, above=0.0, below=1.0, remedy=remedy)
+            check_number("gammas", gamma, above=0.0, below=1.0, remedy="1e-10 lets the constraint go")
 
     def trials(self) -> list[Trial]:
         """All combinations. A method without a decay runs once."""
@@ -201,7 +200,7 @@ def report(records: list[tables.Record], folder: Path) -> str:
         text.append(tables.table(shorter, sorted(STARTS), paper))
     text.append(
         f"ELBO of the first {WATCHED:,} validation digits: at the end of the run, at its best, and where `fit` would "
-        f"stop with a patience of {PATIENCE} reports, a tenth of the run. Means over seeds, steps of each seed:"
+        f"stop with a patience of {PATIENCE} reports. Means over seeds, steps of each seed:"
     )
     text.append(_early_stopping(figures))
     return "\n\n".join(text)

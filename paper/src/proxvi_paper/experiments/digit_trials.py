@@ -29,7 +29,7 @@ __all__ = ["DigitGrid", "DigitTrial", "active_units", "approximation", "check_kn
 REPORTS, LEAST = 200, 500  # reports in a run, and steps between two: a report costs as much as about twenty steps
 SPEED_LIMIT = "PVI, speed limit"  # a method that the paper does not have
 WATCHED = 1_000  # validation digits whose ELBO and statistics are reported during training
-CURVES = ("step", "elbo", "validation_elbo", "entropy", "magnitude", "distance", "share", "pull")
+CURVES = ("step", "elbo", "validation_elbo", "entropy", "magnitude", "distance", "share", "pull", "shortfall")
 EVALUATED = (
     "elbo",
     "elbo_standard_error",
