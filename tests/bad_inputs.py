@@ -70,6 +70,10 @@ def race(inference: Any = None, key: Any = KEY, num_steps: Any = 200, *data: Any
     return proxvi.race(inference or svi(), key, num_steps, *(data or (ROWS,)), **options)
 
 
+def speed_limit(**options: Any) -> Any:
+    return proxvi.speed_limit(lambda params: params, range=1.0, **options)
+
+
 def evaluate(**options: Any) -> Any:
     arguments = {"key": KEY, "model": by_row, "guide": guide_by_row, "params": {"slope": 0.3}, "data": ROWS}
     return proxvi.evaluate(**{**arguments, "num_samples": 10, **options})
@@ -152,6 +156,7 @@ def cases(folder: Path) -> Iterator[tuple[str, str, Callable[[], Any]]]:
         "race: accept_changes",
         lambda: race(checkpointing=checkpointing(folder / "race", accept_changes=True)),
     )
+    yield from each([None, -1, math.nan, "all"], "over", speed_limit)
     yield from each([1, 0, 2.5, None, "10"], "num_samples", evaluate)
     yield from each([0, 1.5, "all"], "chunk", evaluate)
     yield "params", "evaluate: a parameter is missing", lambda: evaluate(params={})

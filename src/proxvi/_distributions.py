@@ -91,8 +91,8 @@ def average_divergence(
 ) -> Float[Array, "*units"]:
     """Divergence `KL(d ‖ other)` of each latent unit, averaged over the batch; of all together if `other` says so."""
     _asks_for_range("divergence")
-    if isinstance(other, KnownAtSample):  # KL = −H(d) − E[log p]
-        return -jnp.sum(average_entropy(d, key, num_samples)) - jnp.mean(other.log_density)
+    if isinstance(other, KnownAtSample):  # KL = −H(d) − E[log p], and its density is that of the whole batch
+        return -jnp.sum(average_entropy(d, key, num_samples)) - jnp.mean(other.log_density) / _num_elements(d)
     p = innermost(other)
     return average_over_batch(d, lambda base: kl(base, p, key, num_samples))
 
@@ -128,21 +128,25 @@ class SampledParents(NamedTuple):
         particles: how many particles there are.
         axis: the name of the particles' axis within `vmap`. None means that there is no such axis, as with one
             particle, and then there is no baseline.
+        terms: by the identity of an average over the batch, that average and its term, which is the mean of those of
+            the elements. It holds for the average itself, and not for functions of it.
     """
 
     parents: Array
     everything: Array
     particles: int
     axis: str | None
+    terms: dict[int, tuple[Array, Array]]
 
     def of_batch(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """`(h − b) · score` for each element of the batch, whose axes come first."""
         missing = tuple(range(self.parents.ndim, value.ndim))
         return self._signal(value) * jnp.expand_dims(self.parents, missing)
 
-    def of_particle(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """`(h − b) · score` with the score of everything: right for any function, but with the noise of the batch."""
-        return self._signal(value) * self.everything
+    def of_value(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """The term of what a statistic returns; with the score of everything it is right, but has all its noise."""
+        known = self.terms.get(id(value))
+        return self._signal(value) * self.everything if known is None else known[1]
 
     def _signal(self, value: Array) -> Array:
         value = jax.lax.stop_gradient(value)
@@ -156,6 +160,19 @@ def with_parents(d: Distribution, parents: SampledParents) -> Distribution:
     d = copy.copy(d)
     d._sampled_parents = parents  # pyright: ignore[reportAttributeAccessIssue]
     return d
+
+
+def of_model(p: Distribution) -> Distribution:
+    """A copy of a prior whose gradient is that of the guide's samples it depends on: the model's parameters stay."""
+    p = copy.copy(p)
+    p._is_of_model = True  # pyright: ignore[reportAttributeAccessIssue]
+    return p
+
+
+def without_gradient(p: Distribution) -> Distribution:
+    """A prior that a constraint does not move."""
+    known = isinstance(p, KnownAtSample) or getattr(p, "_is_of_model", False)
+    return p if known else jax.lax.stop_gradient(p)
 
 
 def log_density(site: dict[str, Any]) -> Array:
@@ -197,13 +214,11 @@ def average_over_batch(
         total = jnp.sum(jnp.where(counts, value, 0.0), axis=axes)
         return total / jnp.maximum(jnp.sum(counts, axis=axes), 1)
 
-    parents: SampledParents | None = getattr(d, "_sampled_parents", None)
-    if parents is None:
-        return average(value)
-    # Each element of the batch has its own baseline. The caller adds the term of the whole particle for all that a
-    # statistic returns, because it does not know the elements. What it adds for this average is taken away here.
     whole = average(value)
-    return whole + average(parents.of_batch(value)) - parents.of_particle(whole)
+    parents: SampledParents | None = getattr(d, "_sampled_parents", None)
+    if parents is not None:
+        parents.terms[id(whole)] = whole, average(parents.of_batch(value))
+    return whole
 
 
 def _unwrapped(
@@ -226,6 +241,15 @@ def _unwrapped(
         case _:
             latent = d.event_shape if keeps_event else ()
             return jnp.asarray(measure(d)), None, latent
+
+
+def _num_elements(d: Distribution) -> Array | int:
+    """How many elements of the batch count."""
+    _, mask, latent = _unwrapped(d, lambda _: jnp.zeros(()), keeps_event=False)
+    if mask is None:
+        return math.prod(d.batch_shape)
+    counts = jnp.broadcast_to(mask, d.batch_shape + latent)
+    return jnp.maximum(jnp.sum(jnp.any(counts, axis=tuple(range(-len(latent), 0)))), 1)
 
 
 def innermost(d: Distribution) -> Distribution:
@@ -285,6 +309,11 @@ def _largest_entropy(d: Distribution) -> float:
         return math.log(jnp.asarray(d.logits).shape[-1])
     if isinstance(d, _BERNOULLI):
         return math.log(2.0)
+    try:
+        if d.has_enumerate_support:
+            return math.log(len(d.enumerate_support(expand=False)))
+    except (NotImplementedError, jax.errors.ConcretizationTypeError):  # binomials of unequal or traced counts
+        pass
     return NATS_OF_A_DIMENSION * math.prod(d.event_shape)
 
 
@@ -462,13 +491,16 @@ _bernoulli_log_prob.defjvps(
 
 def _bernoulli_log_density(d: Distribution, value: ArrayLike) -> Array:
     """`log_prob` of Bernoullis within any wrappers."""
+    _, mask, latent = _unwrapped(d, lambda _: jnp.zeros(()), keeps_event=False)
+    if mask is not None:  # what is masked may be NaN, whose slope would stay
+        value = jnp.where(mask, value, 0)
 
     def of_elements(base: Distribution) -> Array:
         assert isinstance(base, dist.BernoulliLogits)
         logits = jnp.broadcast_to(base.logits, jnp.broadcast_shapes(jnp.shape(base.logits), jnp.shape(value)))
         return _bernoulli_log_prob(logits, jnp.asarray(value, logits.dtype))
 
-    log_prob, mask, latent = _unwrapped(d, of_elements, keeps_event=False)
+    log_prob, _, _ = _unwrapped(d, of_elements, keeps_event=False)
     if mask is not None:
         log_prob = jnp.where(mask, log_prob, 0.0)
     return jnp.sum(log_prob, axis=tuple(range(-len(latent), 0)))
@@ -523,11 +555,12 @@ def _transformed_entropy(d: dist.TransformedDistribution, key: Array | None, num
     entropy = d.base_dist.entropy()
 
     def log_jacobian(x: Array, _: Any = None) -> Array:
-        total = jnp.zeros(d.batch_shape)
+        total, event_dim = jnp.zeros(d.batch_shape), d.base_dist.event_dim
         for transform in d.transforms:
             y, intermediates = transform.call_with_intermediates(x)
             each = transform.log_abs_det_jacobian(x, y, intermediates)
-            total = total + jnp.sum(each, axis=tuple(range(transform.codomain.event_dim - d.event_dim, 0)))
+            total = total + jnp.sum(each, axis=tuple(range(transform.domain.event_dim - event_dim, 0)))
+            event_dim += transform.codomain.event_dim - transform.domain.event_dim
             x = jnp.asarray(y)
         return total
 

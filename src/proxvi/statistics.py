@@ -76,8 +76,9 @@ def kl_to_prior(q: Tree, prior: Tree, *, total: bool = False, key: Array | None 
 
         f(λ) = KL(q(z; λ) ‖ p(z))
 
-    It is a statistic, not the KL term of an ELBO: the batch is averaged, and no gradient reaches the prior. Where both
-    are dictionaries, as in `ProximitySVI`, sites of `q` without a prior (auxiliary ones) are left out.
+    It is a statistic, not the KL term of an ELBO: the batch is averaged, and no gradient reaches the parameters of the
+    prior. Where both are dictionaries, as in `ProximitySVI`, sites of `q` without a prior (auxiliary ones) are left
+    out, and the prior of a site may depend on samples of others.
 
     Args:
         q: a distribution or a tree of distributions.
@@ -116,17 +117,12 @@ def kl_to_prior(q: Tree, prior: Tree, *, total: bool = False, key: Array | None 
     return _distributions.measure_leaves(
         _distributions.average_divergence,
         q,
-        jax.tree.map(_without_gradient, prior, is_leaf=_distributions.is_distribution),
+        jax.tree.map(_distributions.without_gradient, prior, is_leaf=_distributions.is_distribution),
         name="kl_to_prior",
         total=total,
         key=key,
         num_samples=num_samples,
     )
-
-
-def _without_gradient(prior: Distribution) -> Distribution:
-    # A density that is known only at the sample has a gradient through the sample alone.
-    return prior if isinstance(prior, _distributions.KnownAtSample) else jax.lax.stop_gradient(prior)
 
 
 def orthogonal(weights: Tree) -> list[Array]:

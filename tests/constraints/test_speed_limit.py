@@ -119,8 +119,13 @@ def test_nothing_falls_faster_than_the_limit_and_no_change_is_longer_than_it_say
     # while nothing, or not all, was held. Those of Prodigy can lose a large part of the range: it lengthens its steps
     # while it is held.
     levels = jax.vmap(statistic)(jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), params, visited))
-    one_step = np.max(-np.diff(np.asarray(levels), axis=0)) / (5.0 if problem == "normal" else np.log(2.0))
-    assert np.max(done.shortfall) < (min(0.6, 0.05 + 2.0 * max(one_step, 0.025)) if name == "prodigy" else 0.1)
+    reach = 5.0 if problem == "normal" else np.log(2.0)
+    one_step = np.max(-np.diff(np.asarray(levels), axis=0)) / reach
+    tolerance = min(0.6, 0.05 + 2.0 * max(one_step, 0.025)) if name == "prodigy" else 0.1
+    assert np.max(done.shortfall) < tolerance
+    # And by the levels themselves, whatever the limit says of them: from the first one on, a line of this slope.
+    line = levels[0] - (np.arange(401) / over)[:, None] * reach
+    assert np.all(np.asarray(levels) > line - tolerance * reach)
 
 
 @pytest.mark.parametrize("problem", sorted(PROBLEMS))
@@ -411,10 +416,55 @@ def test_what_batches_make_is_not_told(shortfall: float, pull: float, told: bool
     assert bool(warned) == told
 
 
+@HELD
 def test_kl_to_prior_may_be_limited_with_a_range_of_its_own() -> None:
-    limited = make_svi(SpeedLimit(proxvi.kl_to_prior, range=5.0, over=10_000))
-    result = limited.run(KEY, 30, X, progress_bar=False)
-    assert np.all(np.isfinite(result.losses))
+    def divergence(constraint: Any) -> Any:
+        params = {"loc": jnp.full(3, 3.0), "scale": jnp.ones(3)}
+        result = make_svi(constraint, optax.adam(0.1)).run(
+            KEY, 50, jnp.zeros((1, 3)), progress_bar=False, init_params=params
+        )
+        return 0.5 * result.params["loc"] ** 2  # the part of the location, which the data pull to 0
+
+    assert np.all(divergence(()) < 1.0)
+    assert np.all(divergence(SpeedLimit(proxvi.kl_to_prior, range=5.0, over=10_000)) > 3.0)
+
+
+@HELD
+def test_float64_through_both_doors() -> None:
+    with jax.enable_x64(True):
+        result = make_svi(SpeedLimit()).run(KEY, 20, X, progress_bar=False)
+        assert result.params["loc"].dtype == np.float64
+        loss, statistic, start = PROBLEMS["Bernoulli"]
+        link = optax.chain(optax.adam(0.03), proxvi.speed_limit(statistic, 400))
+        visited, _ = descend(link, loss, start(jax.random.key(0)), 20)
+        assert visited["logits"].dtype == np.float64
+
+
+@HELD
+def test_a_state_that_was_not_told_the_length_of_the_run_is_refused() -> None:
+    svi = make_svi(SpeedLimit())
+    svi.run(KEY, 10, X, progress_bar=False)
+    with pytest.raises(ValueError, match="`over` must be given where `update` is called by hand"):
+        svi.update(svi.init(KEY, X), X)
+
+
+def test_over_may_be_a_hyperparameter_of_optax() -> None:
+    link: Any = optax.inject_hyperparams(proxvi.speed_limit, static_args="statistic")(bernoulli_entropy, over=500.0)
+    params = {"logits": jnp.zeros(2)}
+    updates, _ = jax.jit(link.update)(params, link.init(params), params)
+    assert bits(updates) == bits(params)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "reach"),
+    [
+        (lambda p: proxvi.entropy(dist.Binomial(3, logits=p).to_event(1)), np.log(4.0)),
+        (lambda p: -proxvi.entropy(dist.Bernoulli(logits=p).to_event(1)), np.log(2.0)),
+    ],
+    ids=["a finite number of values", "minus an entropy"],
+)
+def test_ranges_of_entropies(statistic: Any, reach: float) -> None:
+    np.testing.assert_allclose(SpeedLimit(statistic).ranges(lambda: statistic(jnp.zeros(2))), reach, rtol=1e-6)
 
 
 def test_numpyros_svi_is_the_same_as_no_constraint() -> None:

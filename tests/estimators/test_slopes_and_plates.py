@@ -83,6 +83,26 @@ def test_log_density_of_wrapped_bernoullis_is_numpyros(wrap: Any) -> None:
         np.testing.assert_allclose(ours, of_logits(lambda d: d.log_prob(value)), rtol=1e-5, atol=1e-6)
 
 
+def test_a_masked_row_may_be_nan() -> None:
+    x = jnp.array([1.0, jnp.nan, 0.0])
+
+    def slope(loss: Any, x: Array) -> Array:
+        def model(x: Array) -> None:
+            bias = jnp.asarray(numpyro.param("bias", jnp.zeros(())))
+            with numpyro.plate("rows", len(x)):
+                numpyro.sample("z", dist.Bernoulli(0.5))
+                numpyro.sample("x", dist.Bernoulli(logits=bias * jnp.ones(len(x))).mask(~jnp.isnan(x)), obs=x)
+
+        def guide(x: Array) -> None:
+            with numpyro.plate("rows", len(x)):
+                numpyro.sample("z", dist.Bernoulli(0.5))
+
+        return jax.grad(lambda bias: loss.loss(jax.random.key(0), {"bias": bias}, model, guide, x))(0.3)
+
+    for loss in (proxvi.LeaveOneOutELBO(2), proxvi.VimcoELBO(2)):
+        np.testing.assert_allclose(slope(loss, x), slope(loss, x[jnp.array([0, 2])]), rtol=1e-6)
+
+
 def test_plate_within_scan() -> None:
     def chain(x: Array) -> None:
         def step(carry: float, row: Array) -> tuple[float, None]:

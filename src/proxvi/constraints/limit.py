@@ -78,8 +78,9 @@ class SpeedLimit:
 
         find the update nearest to the optimiser's   with   f_i(λ + u) − f_i(λ) ≥ −R_i / over   for every unit i
 
-    `R` is the range of the statistic. The limit is one-sided: what rises may rise at once. An update that keeps to the
-    limit is left as it is, to the bit. Nothing is added to the gradient, so the optimiser's moments never see the
+    `R` is the range of the statistic. The limit is one-sided: what rises may rise at once, and back to a floor that
+    follows it by at most R / over a step it may fall at once, too. An update that keeps to the limit is left as it is,
+    to the bit. Nothing is added to the gradient, so the optimiser's moments never see the
     constraint, and its strength is in units of the optimiser's own step.
 
     Attributes:
@@ -98,7 +99,7 @@ class SpeedLimit:
     """
 
     statistic: Statistic = entropy
-    over: int | float | None = None
+    over: int | float | Array | None = None
     range: int | float | None = None
 
     def __post_init__(self) -> None:
@@ -122,7 +123,7 @@ class SpeedLimit:
     @property
     def is_off(self) -> bool:
         """Whether there is no limit: then `ProximitySVI` leaves it out of the program."""
-        return self.over == 0
+        return isinstance(self.over, int | float) and self.over == 0
 
     def ranges(self, statistic: Callable[[], Tree]) -> Tree:
         """`R` for every unit; it depends on the kinds of distributions alone, and costs nothing in a compiled step."""
@@ -135,8 +136,8 @@ class SpeedLimit:
                 f"`range` must be given for a statistic that is not an entropy, got None for {self!r}; pass the "
                 "difference between its largest and its smallest value, as in `SpeedLimit(kl_to_prior, range=2.0)`."
             )
-        # A unit that is masked everywhere has the entropy 0 and so no range.
-        return jax.tree.map(lambda r: jnp.where(r > 0.0, r, 1.0), ranges)
+        # Minus an entropy has the range of the entropy. A unit that is masked everywhere has none.
+        return jax.tree.map(lambda r: jnp.where(r == 0.0, 1.0, jnp.abs(r)), ranges)
 
     def init(self, describe: Callable[[], Tree]) -> LimitState:
         """The state before the first step; `describe()` gives the shapes of the statistic."""
@@ -189,7 +190,8 @@ class SpeedLimit:
         limited, pull = jax.lax.cond(active, changed, lambda: (result, jnp.zeros(())))
         after = after._replace(active=state.active + active.astype(state.active.dtype))
         shortfall = jnp.max(jnp.stack([jnp.max(s) for s in jax.tree.leaves(lacks)]))
-        return limited, after, LimitTelemetry(shortfall, pull, after.active / after.step)
+        share = (after.active / after.step).astype(pull.dtype)
+        return limited, after, LimitTelemetry(shortfall, pull, share)
 
     def _advance(self, state: LimitState, value: Tree, ranges: Tree) -> LimitState:
         """The average and the floor with this value in them."""
@@ -221,10 +223,10 @@ def _change(
     ascent = slope(jax.tree.map(lambda w, r: w / r, weights, ranges))
     held = _sum(lambda w: w * w, weights) / jnp.maximum(_sum(lambda w: w, weights), TINY)
     shortened = jax.tree.map(lambda u, g: jnp.where(u * g < 0.0, (1.0 - held) * u, u), updates, ascent)
-    square = jnp.maximum(inner_product(ascent, ascent), TINY)
-    squares = inner_products(updates, updates)
+    squares = inner_products(ascent, ascent)
+    square = jnp.maximum(_sum(lambda g: g, squares), TINY)
     # Only of what the statistic depends on: the rest of the parameters is none of the limit's business.
-    length = jnp.sqrt(_sum(lambda square, g: jnp.where(jnp.any(g != 0.0), square, 0.0), squares, ascent))
+    length = jnp.sqrt(_sum(lambda u, g: jnp.where(g > 0.0, u, 0.0), inner_products(updates, updates), squares))
     wanted = _sum(lambda w, s: w * (RETURN * s - pace), weights, lacks)
     needed = jnp.maximum(wanted - inner_product(ascent, shortened), 0.0) / square
     scale = held * jnp.minimum(needed, LONGEST_PULL * length / jnp.sqrt(square))

@@ -102,7 +102,8 @@ def evaluate(
 
     Args:
         key: for the samples.
-        model: a NumPyro model of a batch of rows.
+        model: a NumPyro model of a batch of rows. It is run on one row at a time, so a `numpyro.factor` that belongs to
+            no row counts in every one.
         guide: its guide.
         params: values of all parameters of both, as in `result.params`.
         data: the rows, as the argument of the model (a tuple for several arguments).

@@ -48,7 +48,7 @@ class Skipped(NamedTuple):
         """Count a step: whether it was good, its number, which gradients are finite, its loss."""
         begins = ~good & (self.in_a_row == 0)
         elsewhere = jnp.where(jnp.isfinite(loss), STATE, LOSS)
-        parameter = jnp.where(jnp.all(finite), elsewhere, jnp.argmin(finite))
+        parameter = jnp.where(jnp.all(finite), elsewhere, jnp.argmin(finite) if finite.size else LOSS)
         before_step, before_parameter = jnp.asarray(self.step), jnp.asarray(self.parameter)
         return Skipped(
             self.total + ~good,

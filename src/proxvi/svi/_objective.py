@@ -107,7 +107,9 @@ class Objective:
         }
 
         def look(key: Array) -> None:
-            trace, model = self._traces(key, self._constrained(params, inputs), inputs, prior=True)
+            constrained = self._constrained(params, inputs)
+            trace = self._guide_trace(key, constrained, inputs)
+            model = self._model_trace(key, constrained, inputs, trace)
             observed = {f.name for s in model.values() if s.get("is_observed") for f in s["cond_indep_stack"]}
             plates = {name for name, site in model.items() if site["type"] == "plate"}
             found["guide_params"] = tuple(sorted(n for n, s in trace.items() if s["type"] == "param" and n in params))
@@ -195,18 +197,17 @@ class Objective:
     ) -> tuple[Any, Any, dict[int, Observation] | None]:
         """−ELBO, the mutable state, and the statistics, read off the runs of the guide that the ELBO made."""
         constrained = self._constrained(params, inputs)
-        own = self._of_guide(constrained)
         elbo, model, guide = self.loss.elbo, self.model, self.guide
         if self.loss.changes_gradient:
             model, guide = self.loss.objective_at(model, guide, inputs.step, inputs.first_loss)
 
-        def observe(guide_trace: Trace, model_trace: Trace, key: Array) -> dict[int, Observation]:
-            return {i: self._observe(i, guide_trace, model_trace, own, key, inputs) for i in self.active}
+        def observe(guide_trace: Trace, key: Array) -> dict[int, Observation]:
+            return {i: self._observe(i, guide_trace, constrained, key, inputs) for i in self.active}
 
         observer = None
         if type(elbo) in OBSERVABLE and self.active and not self._several_samples:
-            observer = _Observer(elbo, model, guide, observe)
-            elbo, model, guide = observer.elbo, observer.model, observer.guide
+            observer = _Observer(elbo, guide, observe)
+            elbo, guide = observer.elbo, observer.guide
         if jax.tree.leaves(inputs.mutable_state):
             result = elbo.loss_with_mutable_state(inputs.key, constrained, model, guide, *inputs.args, **inputs.kwargs)
             loss, mutable_state = result["loss"], result["mutable_state"]
@@ -217,7 +218,7 @@ class Objective:
 
     def _observation(self, i: int, params: Params, inputs: StepInputs) -> Callable[[Params], Observation]:
         """The `i`-th statistic as a function of the guide's parameters, by a run of the guide alone."""
-        prior, elbo = "prior" in self.taken[i], self.loss.elbo
+        elbo = self.loss.elbo
 
         def at(own: Params) -> Observation:
             cast = {name: jax.tree.map(lambda x, p: x.astype(p.dtype), own[name], params[name]) for name in own}
@@ -225,8 +226,8 @@ class Objective:
             plates = {}
 
             def particle(key: Array) -> Observation:
-                traces = self._traces(key, {**constrained, **plates}, inputs, prior=prior)
-                return self._observe(i, *traces, self._of_guide(constrained), key, inputs)
+                values = {**constrained, **plates}
+                return self._observe(i, self._guide_trace(key, values, inputs), values, key, inputs)
 
             if isinstance(elbo, MultiParticleELBO):
                 pair = self.model, self.guide
@@ -238,10 +239,9 @@ class Objective:
 
         return at
 
-    def _observe(
-        self, i: int, guide_trace: Trace, model_trace: Trace, params: Params, key: Array, inputs: StepInputs
-    ) -> Observation:
+    def _observe(self, i: int, guide_trace: Trace, constrained: Params, key: Array, inputs: StepInputs) -> Observation:
         """The `i`-th statistic, of the distributions in a trace of the guide."""
+        params = self._of_guide(constrained)
         sites = {name: guide_trace[name] for name in self.latent_sites}
         q: dict[str, Any] = {
             name: _with_latent_axes(site, self.latent_plates, self._several_samples) for name, site in sites.items()
@@ -249,17 +249,21 @@ class Objective:
         # JAX's `split` is a `fold_in` of small numbers, and the first two are the model's and the guide's.
         extra: dict[str, Any] = {"params": params, "key": jax.random.fold_in(key, 2 + i)}
         if "prior" in self.taken[i]:
-            extra["prior"] = _priors(q, guide_trace, model_trace)
-        magnitude = getattr(self.constraints[i], "magnitude", None)
-        if callable(magnitude) and inputs.constraints:
+            # A constraint moves the guide alone. The samples of it, on which priors may depend, have their gradient.
+            fixed = jax.lax.stop_gradient(constrained)
+            extra["prior"] = _priors(q, guide_trace, self._model_trace(key, fixed, inputs, guide_trace))
+        magnitude = getattr(self.constraints[i], "magnitude", 0.0)  # a speed limit has none
+        if inputs.constraints and not isinstance(magnitude, int | float):
             # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
-            off = jnp.asarray(magnitude(inputs.constraints[i].constraint.step)) == 0.0
-            q, extra["params"] = _without_slope_where(off, (q, params))
+            now = magnitude(inputs.constraints[i].constraint.step) if callable(magnitude) else magnitude
+            q, extra = _without_slope_where(jnp.asarray(now) <= 0.0, (q, extra))
+        if "prior" in extra:
+            extra["prior"] = {name: _distributions.of_model(p) for name, p in extra["prior"].items()}
         scores: dict[str, _distributions.SampledParents] = {}
         if self.has_sampled_parents:
             parents, everything = scores_of_parents(guide_trace, tuple(sites), any_order="prior" in self.taken[i])
             axis = PARTICLES if self._particles > 1 and self.loss.elbo.vectorize_particles is True else None
-            rest = everything, self._particles, axis
+            rest = everything, self._particles, axis, {}
             scores = {name: _distributions.SampledParents(score, *rest) for name, score in parents.items()}
             q = {name: _distributions.with_parents(d, scores[name]) if name in scores else d for name, d in q.items()}
         try:
@@ -274,27 +278,30 @@ class Objective:
         score = next(iter(scores.values()))
         if _holds_distributions(value):
             return Observation(value, score.everything)
-        return Observation(jax.tree.map(lambda x: x + score.of_particle(x), value), None)
+        return Observation(jax.tree.map(lambda x: x + score.of_value(x), value), None)
 
-    def _traces(self, key: Array, constrained: Params, inputs: StepInputs, *, prior: bool) -> tuple[Trace, Trace]:
-        """The guide's trace and, if `prior`, the model's replayed against it; keys as `Trace_ELBO` splits them."""
-        model_key, guide_key = jax.random.split(key)
+    def _guide_trace(self, key: Array, constrained: Params, inputs: StepInputs) -> Trace:
+        """The guide's trace; the key is split as in `Trace_ELBO`."""
+        _, guide_key = jax.random.split(key)
         guide = numpyro.handlers.substitute(numpyro.handlers.seed(self.guide, guide_key), data=constrained)
-        guide_trace = numpyro.handlers.trace(guide).get_trace(*inputs.args, **inputs.kwargs)
-        if not prior:
-            return guide_trace, {}
+        return numpyro.handlers.trace(guide).get_trace(*inputs.args, **inputs.kwargs)
+
+    def _model_trace(self, key: Array, constrained: Params, inputs: StepInputs, guide_trace: Trace) -> Trace:
+        """The model's trace at a sample of the guide; the key is split as in `Trace_ELBO`."""
+        model_key, _ = jax.random.split(key)
         model = numpyro.handlers.seed(self.model, model_key)
         if self._several_samples:  # the model sees them one at a time
             latents = {n: s["value"][0] for n, s in guide_trace.items() if s["type"] == "sample" and s["value"].size}
             model = numpyro.handlers.substitute(model, data=latents)
         else:
-            model = numpyro.handlers.replay(model, guide_trace)
+            model = numpyro.handlers.replay(model, guide_trace)  # pyright: ignore[reportArgumentType]
         model = numpyro.handlers.substitute(model, data=constrained)
-        return guide_trace, numpyro.handlers.trace(model).get_trace(*inputs.args, **inputs.kwargs)
+        return numpyro.handlers.trace(model).get_trace(*inputs.args, **inputs.kwargs)
 
     def model_trace(self, params: Params, inputs: StepInputs) -> Trace:
         """The model's trace at a sample of the guide; within `jax.eval_shape` nothing is computed."""
-        return self._traces(inputs.key, self._constrained(params, inputs), inputs, prior=True)[1]
+        constrained = self._constrained(params, inputs)
+        return self._model_trace(inputs.key, constrained, inputs, self._guide_trace(inputs.key, constrained, inputs))
 
     def _constrained(self, params: Params, inputs: StepInputs) -> Params:
         constrained = dict(self.constrain(params))
@@ -316,16 +323,15 @@ class Objective:
 
 
 class _Observer:
-    """Reads statistics off the runs of guide and model that an ELBO makes.
+    """Reads statistics off the runs of the guide that an ELBO makes.
 
     One backward pass then covers both the ELBO and the constraint, instead of one for each.
     """
 
-    def __init__(self, elbo: ELBO, model: Model, guide: Guide, observe: Callable[..., dict[int, Observation]]) -> None:
-        self._traces: dict[str, list[Trace]] = {"model": [], "guide": []}
-        self._observe = observe
+    def __init__(self, elbo: ELBO, guide: Guide, observe: Callable[[Trace, Array], dict[int, Observation]]) -> None:
+        self._traces: list[Trace] = []
+        self._guide, self._observe = guide, observe
         self._observed: dict[int, Observation] | None = None
-        self.model, self.guide = self._recorded("model", model), self._recorded("guide", guide)
         self.elbo = copy.copy(elbo)
         self._map_particles = _map_particles(elbo)
         self.elbo.vectorize_particles_fn = self._each_particle
@@ -334,23 +340,20 @@ class _Observer:
         """The statistics, averaged over particles. `key` is the step's, for an ELBO of one particle."""
         return self._of_first_run(key) if self._observed is None else self._observed
 
-    def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with numpyro.handlers.trace() as trace:
-                result = function(*args, **kwargs)
-            self._traces[name].append(trace)
-            return result
-
-        return run
+    def guide(self, *args: Any, **kwargs: Any) -> Any:
+        """The guide, which notes its traces."""
+        with numpyro.handlers.trace() as trace:
+            result = self._guide(*args, **kwargs)
+        self._traces.append(trace)
+        return result
 
     def _of_first_run(self, key: Array) -> dict[int, Observation]:
-        # An ELBO may run them again for its own purposes; the first run is the particle's.
-        return self._observe(self._traces["guide"][0], self._traces["model"][0], key)
+        # An ELBO may run it again for its own purposes; the first run is the particle's.
+        return self._observe(self._traces[0], key)
 
     def _each_particle(self, function: Callable[[Array], Any], keys: Array) -> Any:
         def both(key: Array) -> tuple[Any, Any]:
-            for traces in self._traces.values():
-                traces.clear()
+            self._traces.clear()
             return function(key), self._of_first_run(key)
 
         result, observed = self._map_particles(both, keys)
@@ -390,7 +393,7 @@ def _with_latent_axes(site: dict[str, Any], latent_plates: tuple[str, ...], seve
 
 
 def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[str, Distribution]:
-    """The model's distributions at the sites of the guide, without a gradient: a constraint moves the guide alone.
+    """The model's distributions at the sites of the guide.
 
     A guide may sample all latents at once, as AutoMultivariateNormal does, and hand them on as point masses whose
     density is that of the change of variables. Their prior is then known at the sample only. So is one whose events
@@ -400,8 +403,7 @@ def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[s
     def at_sample(names: list[str]) -> _distributions.KnownAtSample:
         log_density = jnp.zeros(())
         for name in names:
-            site = {**model_trace[name], "fn": jax.lax.stop_gradient(model_trace[name]["fn"])}
-            log_density = log_density + jnp.sum(_distributions.log_density(site))
+            log_density = log_density + jnp.sum(_distributions.log_density(model_trace[name]))
             if name in guide_trace and name not in q:
                 log_density = log_density - jnp.sum(_distributions.log_density(guide_trace[name]))
         return _distributions.KnownAtSample(log_density)
@@ -409,7 +411,7 @@ def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[s
     prior: dict[str, Distribution] = {}
     for name, d in q.items():
         if name in model_trace:
-            p = jax.lax.stop_gradient(model_trace[name]["fn"])
+            p = model_trace[name]["fn"]
             alike = _distributions.innermost(p).event_shape == _distributions.innermost(d).event_shape
             prior[name] = p if alike else at_sample([name])
     alone = [name for name in q if name not in model_trace]

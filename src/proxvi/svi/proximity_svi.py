@@ -152,6 +152,7 @@ class ProximitySVI(SVI):
         assert constrain is not None  # `SVI.init` has set it
         objective = Objective(self.model, self.guide, loss, self.constraints, self._statistic_arguments, constrain)
         self._initialised = objective.bind(params, inputs)
+        self._length_is_known = False  # it is in the state, and this one is new
         constraints = self._initialised.init(params, inputs)
         first_loss = jnp.abs(self.evaluate(state, *args, **kwargs)) if loss.relative else jnp.zeros(())
         return ProximitySVIState(*state, constraints, Skipped.none(), first_loss)
@@ -185,7 +186,7 @@ class ProximitySVI(SVI):
         # Without the barrier XLA computes the whole step again for each array that is selected below: five times as
         # much program to compile.
         loss, grads, state = jax.lax.optimization_barrier((loss, grads, state))
-        finite = jnp.stack([is_finite(grads[name]) for name in sorted(grads)])
+        finite = jnp.array([is_finite(grads[name]) for name in sorted(grads)], bool)
         good = jnp.all(finite) & jnp.isfinite(loss) & stays_finite(svi_state, state)
         kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), state, svi_state)
         step = svi_state.optim_state[0] + svi_state.skipped.total  # the optimiser counts only the good ones

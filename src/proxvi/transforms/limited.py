@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import optax
+from jax import Array
 
 from proxvi._arguments import Arguments, check_call, check_parameters
 from proxvi._typing import ParamTree, Statistic, Tree
@@ -16,7 +17,7 @@ __all__ = ["speed_limit"]
 
 def speed_limit(
     statistic: Statistic,
-    over: int | float,
+    over: int | float | Array,
     *,
     range: int | float | None = None,  # noqa: A002 (the word for it)
     example: Mapping[str, Tree] | None = None,
@@ -51,6 +52,11 @@ def speed_limit(
         >>> print((entropy(params) > 0.5).all())  # Adam alone is at -10, with an entropy of 0
         True
     """
+    if over is None:
+        raise ValueError(
+            "`over` must be a number of steps, got None; a third of the steps of the run is a good choice, and a link "
+            "does not know how many these are."
+        )
     limit = SpeedLimit(statistic, over, range)
     arguments = Arguments.of(statistic, example)
 
