@@ -140,6 +140,31 @@ def test_a_guide_that_was_used_before_starts_anew() -> None:
     assert len(np.unique(np.asarray(report.params["a_auto_loc"]))) == 6
 
 
+AUTO = AutoNormal(two_answers)
+
+
+def calls_an_autoguide(x: jax.Array) -> Any:
+    """The autoguide remembers where it was first called, whatever the key."""
+    return AUTO(x)
+
+
+def begins_at_zero(x: jax.Array) -> None:
+    del x
+    numpyro.sample("a", dist.Normal(numpyro.param("loc", 0.0), 0.1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", [calls_an_autoguide, begins_at_zero])
+def test_starts_that_begin_at_one_point_are_not_called_no_luck(guide: Any) -> None:
+    svi = SVI(two_answers, guide, optax.adam(0.05), Trace_ELBO())
+    with pytest.warns(UserWarning, match="`inference` must begin at another point for each key, got 4 starts"):
+        verdict = proxvi.luck(svi, KEY, 20, ROWS, starts=4, particles=2, progress_bar=False).verdict
+    assert verdict.startswith("All 4 starts begin at one point, so only the luck of the noise is measured")
+    assert "pass an autoguide itself" in verdict
+    assert "numpyro.param(name, lambda key: ...)" in verdict
+    assert "enough" not in verdict
+
+
 @pytest.mark.slow
 def test_batches_are_taken() -> None:
     report = proxvi.luck(

@@ -123,6 +123,16 @@ def test_what_cannot_be_raced_is_refused(arguments: dict[str, Any], message: str
         proxvi.race(svi(), KEY, arguments.pop("num_steps", 8_000), Y, progress_bar=False, **arguments)
 
 
+def test_starts_that_begin_at_one_point_are_not_raced() -> None:
+    def guide(y: jax.Array) -> None:
+        del y
+        numpyro.sample("frequency", dist.Uniform(0.0, 2.0 + jnp.asarray(numpyro.param("width", 0.0))))
+
+    fixed = SVI(wave, guide, optax.adam(0.01), Trace_ELBO())
+    with pytest.raises(ValueError, match="`svi` must begin at another point for each key, got 4 starts with the same"):
+        proxvi.race(fixed, KEY, 200, Y, starts=4, progress_bar=False)
+
+
 def test_a_second_race_with_the_same_svi_is_not_compiled_again_and_is_the_same_as_with_a_new_one() -> None:
     used = svi()
     settings: dict[str, Any] = {"starts": 4, "progress_bar": False}

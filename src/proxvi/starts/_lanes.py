@@ -18,10 +18,14 @@ from proxvi.starts._workers import PARTS, Workers
 from proxvi.svi import ProximitySVIState, batch_sites
 from proxvi.training import Arrays, describe
 
-__all__ = ["Lanes"]
+__all__ = ["OTHER_STARTS", "Lanes", "take"]
 
 LONGEST = 1_000  # steps for which the order of the batches is made at once
 AT_ONCE = 16  # lanes that an accelerator takes at once, by `vmap`; a CPU takes one after the other
+OTHER_STARTS = (
+    "pass an autoguide itself, not a function that calls it, with an `init_loc_fn` that is random, and initial values "
+    "that depend on the key: `numpyro.param(name, lambda key: ...)`"
+)
 
 
 class Lanes:
@@ -87,6 +91,11 @@ class Lanes:
             if sites.unweighted and not (sites.shared or sites.factors or sites.weighted):
                 self._weight = rows / size  # the loss of an autoencoder is that of its batch
         return states
+
+    def are_alike(self, states: ProximitySVIState) -> bool:
+        """Whether there are parameters, and they are the same in all lanes."""
+        params = jax.tree.leaves(self.svi.optim.get_params(states.optim_state))
+        return bool(params) and all(bool(jnp.all(x == x[:1])) for x in params)
 
     def advance(
         self, states: ProximitySVIState, step: int, length: int, decay: tuple[int, int] | None = None

@@ -18,7 +18,7 @@ from numpyro.infer.util import log_density
 from proxvi._typing import Params, ParamTree, Tree
 from proxvi._validation import check_integer, check_key, check_number, common_length
 from proxvi.starts._labels import Labels, find_labels, match
-from proxvi.starts._lanes import Lanes, take
+from proxvi.starts._lanes import OTHER_STARTS, Lanes, take
 from proxvi.starts.report import Luck
 from proxvi.svi import ProximitySVIState
 from proxvi.training import has_converged, is_time_to_ask
@@ -145,6 +145,12 @@ def _of_lanes(
 ) -> Luck:
     start_key, elbo_key, sample_key = (jax.random.fold_in(key, i) for i in range(3))
     states = lanes.start(jax.random.split(start_key, starts), num_steps)
+    if alike := lanes.are_alike(states):
+        warnings.warn(
+            f"`inference` must begin at another point for each key, got {starts} starts with the same parameters, so "
+            f"only the luck of the noise is measured; {OTHER_STARTS}.",
+            stacklevel=3,
+        )
     ends = np.unique(np.linspace(0, num_steps, min(WINDOWS, num_steps) + 1).astype(int))
     windows = []
     with tqdm.auto.tqdm(total=num_steps, disable=not progress_bar, unit="step", dynamic_ncols=True) as bar:
@@ -170,6 +176,7 @@ def _of_lanes(
         errors=estimates.std(0, ddof=1) / np.sqrt(particles),
         distances=distances,
         matched=matched,
+        begin_alike=alike,
         **settings,
     )
 

@@ -19,7 +19,7 @@ from numpyro.infer import SVI
 from proxvi._typing import Float, Int, Params, Tree
 from proxvi._validation import check_inference, check_integer, check_key
 from proxvi.constraints import SpeedLimit
-from proxvi.starts._lanes import Lanes, take
+from proxvi.starts._lanes import OTHER_STARTS, Lanes, take
 from proxvi.svi import ProximitySVIState
 from proxvi.training import Checkpointing
 from proxvi.training.checkpoints import Checkpoints
@@ -174,6 +174,11 @@ def race(
     # Lane i is start i % starts with method i // starts.
     start_keys = jnp.concatenate([jax.random.split(jax.random.fold_in(key, 1), starts)] * len(methods))
     states = lanes.start(start_keys, sum(stage.length for stage in stages))
+    if starts > 1 and lanes.are_alike(states):
+        raise ValueError(
+            f"`svi` must begin at another point for each key, got {starts} starts with the same parameters, which see "
+            f"the same random numbers; {OTHER_STARTS}."
+        )
     is_plain = np.repeat([name == PLAIN for name in methods], starts)
     if limits:
         states = _without_limit(states, jnp.asarray(is_plain))

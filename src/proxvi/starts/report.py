@@ -10,6 +10,7 @@ import numpy as np
 
 from proxvi._typing import Float, Int, Json, ParamTree
 from proxvi._validation import check_number
+from proxvi.starts._lanes import OTHER_STARTS
 
 __all__ = ["Basin", "Luck"]
 
@@ -52,6 +53,7 @@ class Luck:
             standard deviations; that of the element that is farthest.
         matched: the sites whose components were put into the order of those of the best start before: their labels can
             be permuted, as in a mixture. Not with discrete latent variables, nor where `TraceEnum_ELBO` sums them out.
+        begin_alike: whether all starts begin with the same parameters, and differ in their random numbers alone.
 
     Example:
         >>> import numpy as np
@@ -70,6 +72,7 @@ class Luck:
     errors: Float[np.ndarray, " starts"] | None = None
     distances: dict[str, Float[np.ndarray, " starts"]] = field(default_factory=dict, repr=False)
     matched: tuple[str, ...] = ()
+    begin_alike: bool = False
 
     def __post_init__(self) -> None:
         check_number("tolerance", self.tolerance, above=0.0, remedy="2 nats is the default")
@@ -158,6 +161,11 @@ class Luck:
         """What to make of it, in a sentence or two."""
         n, low, high = len(self.elbos), *self.interval
         near = f"within {self.tolerance:g} nats of the best"
+        if self.begin_alike:
+            return (
+                f"All {n} starts begin at one point, so only the luck of the noise is measured, by which {self.good} "
+                f"of them end {near}{self._others()}. To measure that of the start, {OTHER_STARTS}."
+            )
         if self.climbing.sum() > n / 2:
             if self.good == n:
                 return (
