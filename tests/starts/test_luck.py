@@ -173,6 +173,13 @@ def test_batches_are_taken() -> None:
     np.testing.assert_allclose(np.abs(report.params["a_auto_loc"]), 2.0, atol=0.2)
 
 
+def test_a_constraint_may_hold_an_array() -> None:
+    held = proxvi.Proximity(proxvi.entropy, magnitude=jnp.array(1.0))  # which has no hash
+    svi = proxvi.ProximitySVI(two_answers, AutoNormal(two_answers), optax.adam(0.05), Trace_ELBO(), held)
+    states = Lanes(svi, KEY, (ROWS,), None, 2).start(jax.random.split(KEY, 2), 10)
+    assert len(states.constraints) == 1
+
+
 @pytest.mark.parametrize("kind", ["calibrated", "factor", "shared", "rows"])
 def test_a_batch_stands_for_all_rows_only_where_the_model_says_nothing_else(kind: str) -> None:
     def model(x: jax.Array) -> None:

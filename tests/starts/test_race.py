@@ -143,7 +143,7 @@ def test_a_second_race_with_the_same_svi_is_not_compiled_again_and_is_the_same_a
     assert [program._cache_size() for program in compiled] == [1, 1, 1]
     fresh = proxvi.race(svi(), jax.random.key(7), 200, Y, **settings)
     assert (again.elbo, again.start) == (fresh.elbo, fresh.start)
-    proxvi.race(used, KEY, 200, Y[:30].repeat(2), **settings)  # other data of the same shape
+    proxvi.race(used, KEY, 300, Y[:30].repeat(2), **settings)  # other data of the same shape, and more steps
     assert [program._cache_size() for program in compiled] == [1, 1, 1]
 
 
@@ -161,6 +161,36 @@ def test_a_model_that_uses_a_global_variable_sees_its_new_value() -> None:
     assert answer() == pytest.approx(1.0, abs=0.1)
     where["y"] = 5.0
     assert answer() == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["initial value", "optimiser", "NumPy data"])
+def test_what_has_changed_is_compiled_again(change: str) -> None:
+    start, data = {"mean": 0.0}, np.zeros(3, np.float32)
+
+    def model() -> None:
+        with numpyro.plate("rows", 3):
+            mean = numpyro.param("m", lambda key: start["mean"] + jax.random.normal(key))
+            numpyro.sample("x", dist.Normal(mean), obs=data)
+
+    def new(rate: float = 0.1) -> SVI:
+        return SVI(model, lambda: None, optax.sgd(rate), Trace_ELBO())
+
+    def ends(svi: SVI) -> np.ndarray:
+        return np.asarray(proxvi.luck(svi, KEY, 5, starts=2, particles=2, progress_bar=False).params["m"])
+
+    used, rate = new(), 0.1
+    before = ends(used)
+    if change == "initial value":
+        start["mean"] = 100.0
+    elif change == "optimiser":
+        rate = 0.01
+        used.optim = new(rate).optim
+    else:
+        data[:] = 50.0
+    after = ends(used)
+    np.testing.assert_array_equal(after, ends(new(rate)))
+    assert np.all(after != before)
 
 
 def test_compiled_programs_are_forgotten_with_their_svi() -> None:

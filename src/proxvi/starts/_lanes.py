@@ -82,12 +82,10 @@ class Lanes:
 
     def start(self, keys: Array, num_steps: int) -> ProximitySVIState:
         """The states before the first step, one for each key; `num_steps` is what `run` would be told."""
-        states = self._programs.start(keys, self._first, num_steps=num_steps)
-        one = take(states, 0)
-        self.svi.tell_length(one, num_steps)
+        states = self.svi.tell_length(self._programs.start(keys, self._first), num_steps)
         size, rows = self.source.batch_size, self.source.rows
         if size is not None and size < rows:
-            sites = batch_sites(self.svi, one, self._first)
+            sites = batch_sites(self.svi, take(states, 0), self._first)
             if sites.unweighted and not (sites.shared or sites.factors or sites.weighted):
                 self._weight = rows / size  # the loss of an autoencoder is that of its batch
         return states

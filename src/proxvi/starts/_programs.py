@@ -1,13 +1,11 @@
 """The compiled programs of lanes."""
 
 import copy
-import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from numpyro.infer import SVI
@@ -17,6 +15,7 @@ from proxvi._typing import Batch, Guide, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
 from proxvi.training import Arrays, ordered
+from proxvi.training._run_fingerprint import program_digest
 
 __all__ = ["Programs", "programs_of", "renewed"]
 
@@ -32,11 +31,11 @@ def programs_of(
     source: Arrays,
 ) -> "Programs":
     """The programs for an `SVI`, compiled once for all calls with it that differ in the key or the data alone."""
-    first = source.first()
-    shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), first)
-    key = (constraints, mesh, at_once, blocks, source.rows, source.batch_size, str(shapes))
+    shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), source.first())
+    # A constraint may hold an array, which has no hash. The programs hold the constraint, so its `id` stays its own.
+    key = (tuple(map(id, constraints)), mesh, at_once, blocks, source.rows, source.batch_size, str(shapes))
     of_svi = _known.setdefault(svi, {})
-    if key not in of_svi or not of_svi[key].is_current(first):
+    if key not in of_svi or not of_svi[key].is_current(svi, source):
         of_svi[key] = Programs(svi, constraints, mesh, at_once, blocks, source)
     return of_svi[key]
 
@@ -62,17 +61,17 @@ class Programs:
         blocks: int,
         source: Arrays,
     ) -> None:
-        self._parts = svi.model, svi.optim, ordered(svi.loss), constraints, svi.static_kwargs
+        self._made_of = _parts(svi)
+        self._constructor = svi.model, svi.optim, ordered(svi.loss), constraints, dict(svi.static_kwargs)
         self._at_once, self._blocks = at_once, blocks
         self._source = copy.copy(source)
         self._source.arrays = ()
         self.svi = self._with_guide(svi.guide)
         # The steps use the guide itself, which is then ready for the results. Within `jit`, where each lane is
         # initialised, a guide would be left with traced values: there it is a copy.
-        first = source.first()
-        state = self.svi.tell_length(self.svi.init(source.key, *first), 1)  # each run tells its own
+        state = self.svi.tell_length(self.svi.init(source.key, *source.first()), 1)  # each run tells its own
         self._state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        self._traced = self._trace(first)
+        self._digests = self._trace(source)
         split, whole = PartitionSpec("lanes"), PartitionSpec()
         self.advance = jax.jit(
             jax.shard_map(
@@ -83,30 +82,30 @@ class Programs:
                 check_vma=False,
             )
         )
-        self.start = jax.jit(self._start, static_argnames="num_steps")
+        self.start = jax.jit(self._start)
         self.elbos = jax.jit(self._elbos)
         self.params = jax.jit(jax.vmap(self.svi.get_params))
         self.renew = jax.jit(jax.vmap(lambda state: self.svi.optim.init(self.svi.optim.get_params(state))))
 
-    def is_current(self, batch: Batch) -> bool:
-        """Whether a step is still what it was: a model may use global variables, and these may have changed."""
-        (before, constants), (now, others) = self._traced, self._trace(batch)
-        return before == now and len(constants) == len(others) and all(map(_same, constants, others))
+    def is_current(self, svi: SVI, source: Arrays) -> bool:
+        """Whether a start and a step are still what they were.
 
-    def _trace(self, batch: Batch) -> tuple[str, list[Any]]:
-        program = jax.make_jaxpr(self.svi.update)(self._state, *batch)
-        return re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)), list(program.consts)
+        Parts of the `SVI` may have been replaced, and global variables that its model uses may have changed.
+        """
+        return list(map(id, self._made_of)) == list(map(id, _parts(svi))) and self._digests == self._trace(source)
+
+    def _trace(self, source: Arrays) -> tuple[str, str]:
+        """Digests of a start and of a step, constants included."""
+        first = source.first()
+        start = jax.make_jaxpr(self._start)(source.key[None], first)
+        return program_digest(start), program_digest(jax.make_jaxpr(self.svi.update)(self._state, *first))
 
     def _with_guide(self, guide: Guide) -> ProximitySVI:
-        model, optim, loss, constraints, static = self._parts
+        model, optim, loss, constraints, static = self._constructor
         return ProximitySVI(model, guide, optim, loss, constraints, **static)
 
-    def _start(self, keys: Array, batch: Batch, num_steps: int) -> ProximitySVIState:
-        def init(key: Array) -> ProximitySVIState:
-            svi = self._with_guide(renewed(self.svi.guide))
-            return svi.tell_length(svi.init(key, *batch), num_steps)
-
-        return jax.lax.map(init, keys)
+    def _start(self, keys: Array, batch: Batch) -> ProximitySVIState:
+        return jax.lax.map(lambda key: self._with_guide(renewed(self.svi.guide)).init(key, *batch), keys)
 
     def _of_device(
         self, states: ProximitySVIState, blocks: Array, feed: Tree, first: Array, length: Array, decay: Array
@@ -151,8 +150,9 @@ class Programs:
         return jax.lax.map(lane, states)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or bool(np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True))
+def _parts(svi: SVI) -> list[Any]:
+    """What programs are made of."""
+    return [svi.model, svi.guide, svi.optim, svi.loss, *svi.static_kwargs, *svi.static_kwargs.values()]
 
 
 def renewed(guide: Guide) -> Guide:

@@ -30,6 +30,7 @@ FINISH = 0.5  # of the steps are for the winner
 SCORED = 0.25  # of a round, at its end, counts for the score
 CHUNKS = 20  # of the finish
 PLAIN, LIMITED = "plain", "speed limit"
+LIMIT = SpeedLimit()  # one for all races: programs are kept for a constraint by its identity
 
 
 class Round(NamedTuple):
@@ -169,7 +170,7 @@ def race(
             f"`starts` must give a power of 2 runs with {len(methods)} methods, got {starts}; take 64, for example."
         )
     stages = schedule(num_steps, count)
-    limits = (SpeedLimit(),) if LIMITED in methods else ()
+    limits = (LIMIT,) if LIMITED in methods else ()
     lanes = Lanes(svi, jax.random.fold_in(key, 0), data, batch_size, count, mesh, limits, executor)
     # Lane i is start i % starts with method i // starts.
     start_keys = jnp.concatenate([jax.random.split(jax.random.fold_in(key, 1), starts)] * len(methods))
