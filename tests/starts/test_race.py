@@ -133,6 +133,49 @@ def test_starts_that_begin_at_one_point_are_not_raced() -> None:
         proxvi.race(fixed, KEY, 200, Y, starts=4, progress_bar=False)
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_warm_up_does_not_begin_again_for_the_winner(scheduled: bool) -> None:
+    loss = proxvi.WarmUpELBO(Trace_ELBO(), optax.linear_schedule(0.0, 1.0, 10)) if scheduled else Trace_ELBO()
+    lanes = Lanes(proxvi.ProximitySVI(wave, AutoNormal(wave), optax.adam(0.1), loss, ()), KEY, (Y,), None, 2)
+    states = lanes.start(jax.random.split(KEY, 2), 10)
+    states = states._replace(optim_state=jax.tree.map(lambda x: x + 7, states.optim_state))  # as if 7 steps were taken
+    step, (params, (adam, _)) = lanes.with_fresh_optimizer(states).optim_state
+    assert step.tolist() == [7 if scheduled else 0] * 2
+    assert adam.count.tolist() == [0, 0]
+    jax.tree.map(np.testing.assert_array_equal, params, states.optim_state[1][0])
+
+
+@pytest.mark.slow
+def test_a_race_without_a_finite_end_is_refused() -> None:
+    def model() -> None:
+        numpyro.factor("none", jnp.nan * jnp.asarray(numpyro.param("m", lambda key: jax.random.normal(key))))
+
+    lost = SVI(model, lambda: None, optax.adam(0.01), Trace_ELBO())
+    with pytest.raises(
+        ValueError, match="`svi` must end a race with a finite ELBO and finite parameters, got ELBO nan"
+    ):
+        proxvi.race(lost, KEY, 50, starts=2, particles=2, progress_bar=False)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_does_not_spoil_a_score_but_a_lost_lane_has_none() -> None:
+    def model(y: jax.Array) -> None:
+        place = jnp.asarray(numpyro.param("place", lambda key: jax.random.normal(key)))
+        numpyro.factor("rare", jnp.where(y == 1.0, -jnp.inf, 0.0) - place**2)  # its gradient stays finite
+        numpyro.factor("fatal", jnp.where(y == 2.0, jnp.nan, 0.0) * place)
+
+    svi = SVI(model, lambda _: None, optax.sgd(0.0), Trace_ELBO())
+
+    def losses(row: int, value: float) -> np.ndarray:
+        """Of five steps; row 4 is that of the third, row 5 that of the last."""
+        lanes = Lanes(svi, KEY, (jnp.zeros(6).at[row].set(value),), 1, 2)
+        return lanes.advance(lanes.start(jax.random.split(KEY, 2), 5), 0, 5)[1]
+
+    np.testing.assert_allclose(losses(4, 1.0), losses(4, 0.0), rtol=1e-6)
+    assert np.all(losses(5, 1.0) == np.inf)
+    assert np.all(losses(4, 2.0) == np.inf)
+
+
 def test_a_second_race_with_the_same_svi_is_not_compiled_again_and_is_the_same_as_with_a_new_one() -> None:
     used = svi()
     settings: dict[str, Any] = {"starts": 4, "progress_bar": False}

@@ -107,7 +107,8 @@ class Lanes:
             decay: the steps between which updates are shortened from their full length to 0, by a cosine.
 
         Returns:
-            The states, and the mean loss of each lane, as that of all rows.
+            The states, and the mean of the finite losses of each lane, as that of all rows; infinite if its last loss
+            or a parameter is not finite.
         """
         if self._workers is not None:
             states, loss = self._workers.advance(states, step, length, decay)
@@ -121,7 +122,10 @@ class Lanes:
             feed, fits = self.source.feed(step + done, length - done)
             dealt, part = self._programs.advance(dealt, blocks, feed, step + done, fits, begin_and_end)
             done += fits
-            mean = mean + (np.asarray(part, np.float64) - mean) * (fits / done)
+            part = np.asarray(part, np.float64)
+            with np.errstate(invalid="ignore"):
+                both = mean + (part - mean) * (fits / done)
+            mean = np.where(np.isfinite(both), both, part)  # a lane may come back, or be lost
         return take(dealt, where), self._weight * mean[where]
 
     def _deal(self, count: int) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " devices"], np.ndarray]:
@@ -143,7 +147,7 @@ class Lanes:
         }
 
     def with_fresh_optimizer(self, states: ProximitySVIState) -> ProximitySVIState:
-        """The same parameters, and an optimiser that remembers nothing."""
+        """The same parameters, and an optimiser that remembers nothing; a scheduled loss goes on."""
         return states._replace(optim_state=self._programs.renew(states.optim_state))
 
     def elbos(self, states: ProximitySVIState, key: Array, particles: int) -> Float[np.ndarray, "particles lanes"]:

@@ -13,12 +13,14 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 
 from proxvi._typing import Batch, Guide, Tree
 from proxvi.constraints import Proximity, SpeedLimit
+from proxvi.estimators import as_scheduled
 from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
 from proxvi.training import Arrays, ordered
 from proxvi.training._run_fingerprint import program_digest
 
 __all__ = ["Programs", "programs_of", "renewed"]
 
+_Carry = tuple[ProximitySVIState, Array, Array, Array]
 _known: WeakKeyDictionary[SVI, dict[Any, "Programs"]] = WeakKeyDictionary()
 
 
@@ -85,7 +87,7 @@ class Programs:
         self.start = jax.jit(self._start)
         self.elbos = jax.jit(self._elbos)
         self.params = jax.jit(jax.vmap(self.svi.get_params))
-        self.renew = jax.jit(jax.vmap(lambda state: self.svi.optim.init(self.svi.optim.get_params(state))))
+        self.renew = jax.jit(jax.vmap(self._renew))
 
     def is_current(self, svi: SVI, source: Arrays) -> bool:
         """Whether a start and a step are still what they were.
@@ -113,12 +115,21 @@ class Programs:
         """Advance the lanes of one device, block by block."""
 
         def lane(state: ProximitySVIState) -> tuple[ProximitySVIState, Array]:
-            def step(i: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:
-                before, mean = carry
-                state, loss = self.svi.update(before, *self._source.pick(feed, first + i, i))
-                return self._shortened(before, state, first + i, decay), mean + (loss - mean) / (i + 1)
+            """The next state, and the mean of the losses that are finite; infinite if the lane is lost at the end."""
 
-            return jax.lax.fori_loop(0, length, step, (state, jnp.zeros(())))
+            def step(i: Array, carry: _Carry) -> _Carry:
+                before, mean, skipped, _ = carry
+                state, loss = self.svi.update(before, *self._source.pick(feed, first + i, i))
+                now = mean + (loss - mean) / (i + 1 - skipped)
+                finite = jnp.isfinite(now)  # and not that of the loss: one more use of it would change its rounding
+                mean, skipped = jnp.where(finite, now, mean), skipped + ~finite
+                return self._shortened(before, state, first + i, decay), mean, skipped, finite
+
+            none = jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.array(True)
+            state, mean, _, finite = jax.lax.fori_loop(0, length, step, (state, *none))
+            params = jax.tree.leaves(self.svi.optim.get_params(state.optim_state))
+            alive = finite & jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in params]))
+            return state, jnp.where(alive, mean, jnp.inf)
 
         def block(b: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:
             if self._at_once == 1:  # without `vmap`, in which both branches of a condition are computed
@@ -142,6 +153,11 @@ class Programs:
         old, new = (self.svi.optim.get_params(state.optim_state) for state in (before, after))
         between = jax.tree.map(lambda x, y: jnp.where(end > begin, x + part * (y - x), y).astype(y.dtype), old, new)
         return after._replace(optim_state=with_params(after.optim_state, new, between))
+
+    def _renew(self, optim_state: tuple[Array, Any]) -> tuple[Array, Any]:
+        """An optimiser that remembers nothing, but for the step of a scheduled loss: a warm-up must not begin again."""
+        new = self.svi.optim.init(self.svi.optim.get_params(optim_state))
+        return (optim_state[0], new[1]) if as_scheduled(self.svi.loss).changes_gradient else new
 
     def _elbos(self, states: ProximitySVIState, keys: Array, data: Batch) -> Array:
         def lane(state: ProximitySVIState) -> Array:

@@ -54,9 +54,10 @@ def luck(
         ELBO_s = E_q[log p(x, z) − log q(z)] at the end of start s,   share = #{s: ELBO_s ≥ max ELBO − tolerance} / n
 
     Args:
-        inference: NumPyro's `SVI`, or a `ProximitySVI`. Or a function of one start that returns the final parameters
-            and the ELBOs during the run, the last of which is that of the final parameters; then `num_steps`, `data`,
-            `batch_size` and `particles` are not used.
+        inference: NumPyro's `SVI`, or a `ProximitySVI`. Its `run` skips a step that is not finite; here the step is
+            taken, and the start may end without a finite ELBO. Or a function of one start that returns the final
+            parameters and the ELBOs during the run, the last of which is that of the final parameters; then
+            `num_steps`, `data`, `batch_size` and `particles` are not used.
         key: for the starts and the samples.
         num_steps: of each start.
         data: the arguments of the model.

@@ -219,11 +219,16 @@ def race(
                 if stage is stages[-1]:
                     checkpoints.wait()
     estimates = lanes.elbos(states, jax.random.fold_in(key, 2 + len(rounds)), particles).astype(np.float64)
-    winner = int(alive[0])
+    winner, elbo, params = int(alive[0]), float(estimates.mean()), take(lanes.params(states), 0)
+    if not (math.isfinite(elbo) and all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params))):
+        raise ValueError(
+            f"`svi` must end a race with a finite ELBO and finite parameters, got ELBO {elbo:.5g} of the winner, start "
+            f"{winner % starts}; look at the model, and lower the learning rate."
+        )
     return Race(
-        params=take(lanes.params(states), 0),
+        params=params,
         state=take(states, 0),
-        elbo=float(estimates.mean()),
+        elbo=elbo,
         error=float(estimates.std(ddof=1) / math.sqrt(particles)),
         lane=winner,
         start=winner % starts,
