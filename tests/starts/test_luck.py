@@ -242,6 +242,27 @@ def test_clusters_in_another_order_are_the_same_answer() -> None:
     assert np.all(report.distances["means"][~good] > 3.0)
 
 
+@pytest.mark.slow
+def test_discrete_latents_that_are_certain_in_every_start_have_a_distance() -> None:
+    def model(x: jax.Array) -> None:
+        with numpyro.plate("rows", 3):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("x", dist.Normal(10.0 * jnp.asarray(z), 0.5), obs=x)
+
+    def guide(x: jax.Array) -> None:
+        del x
+        logits = numpyro.param("logits", lambda key: 50.0 * jnp.sign(jax.random.normal(key, (3,))))
+        with numpyro.plate("rows", 3):
+            numpyro.sample("z", dist.Bernoulli(logits=logits))
+
+    svi = SVI(model, guide, optax.adam(0.01), proxvi.LeaveOneOutELBO(4))
+    report = proxvi.luck(svi, KEY, 5, jnp.full(3, 5.0), starts=4, particles=2, progress_bar=False)
+    signs = np.sign(report.params["logits"])
+    other = np.any(signs != signs[np.argmin(report.distances["z"])], axis=1)
+    assert other.any()
+    np.testing.assert_allclose(report.distances["z"], np.where(other, np.sqrt(200), 0.0), rtol=1e-5)
+
+
 def test_only_labels_that_the_model_can_permute_are_matched() -> None:
     generator = np.random.default_rng(0)
     values = {
@@ -305,10 +326,11 @@ def test_the_table_says_which_basins_still_climb_and_the_notes_what_equal_starts
     traces = np.zeros((8, 100))
     traces[:2] = np.linspace(-50.0, 0.0, 100)
     elbos = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -50.0, -50.0])
-    text = str(Luck(elbos, traces, None, distances={"z": np.array([0.0, 9.0, 9.0, 9.0, 9.0, 9.0, 40.0, 40.0])}))
+    text = str(Luck(elbos, traces, None, distances={"z": np.array([0.0, 0.1, 9.0, 0.2, 8.0, 0.1, 40.0, 0.0])}))
     assert "still climb" in text
     assert "2 starts still climb at the end, so the shares are not final" in text
-    assert "Starts that end equally well differ by 9 sd in `z`" in text
+    assert "2 of 6 starts that end equally well have another answer than the best (up to 9 sd in `z`)" in text
+    assert [line.split()[-3] for line in text.splitlines()[2:4]] == ["9", "40"]
 
 
 @pytest.mark.slow
@@ -384,10 +406,35 @@ def test_starts_that_climb_together_have_no_luck_so_far() -> None:
     )
 
 
+@pytest.mark.parametrize("windows", [2, 5, 9, 10, 19])
+def test_a_short_trace_that_rises_is_too_short_to_tell(windows: int) -> None:
+    rising = np.linspace(-1_000.0, 0.0, windows) + np.zeros((8, 1))
+    verdict = Luck(rising[:, -1], rising, None).verdict
+    assert verdict.startswith("No luck so far: all 8 starts end within 2 nats of the best (at least 68%")
+    assert f"But {windows} ELBOs of each are too short a trace to tell whether they still climb" in verdict
+    level = np.zeros((8, windows))
+    assert Luck(level[:, -1], level, None).verdict.endswith("One run is enough.")
+
+
+def test_one_elbo_of_each_start_is_enough_but_three_starts_are_too_few() -> None:
+    assert Luck(np.zeros(8), np.zeros((8, 1)), None).verdict.endswith("One run is enough.")
+    assert report_of([0.0] * 4).verdict.endswith("One run is enough.")
+    assert report_of([0.0] * 3).verdict.endswith("(at least 44% of all starts). 3 starts are too few to tell.")
+
+
 def test_starts_that_wander_about_one_optimum_need_no_race() -> None:
     verdict = report_of(np.linspace(-5.0, 0.0, 32)).verdict
     assert "All share a basin: let the learning rate decay" in verdict
     assert "race" not in verdict
+
+
+def test_a_chain_of_optima_or_of_answers_is_raced() -> None:
+    wide = report_of(np.linspace(-60.0, 0.0, 48)).verdict
+    assert "share a basin" not in wide
+    assert "Race them" in wide
+    elsewhere = report_of(np.linspace(-5.0, 0.0, 32), distances={"a": np.linspace(80.0, 0.0, 32)}).verdict
+    assert "share a basin" not in elsewhere
+    assert "Race them" in elsewhere
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -417,6 +464,8 @@ def test_what_cannot_be_reported_is_refused() -> None:
         proxvi.luck(lambda start: (start, start), starts=HILLS)
     with pytest.raises(ValueError, match=r"`key` must be given where `starts` is a number"):
         proxvi.luck(climb)
+    with pytest.raises(ValueError, match=r"`starts` must be an integer of at least 2, got 1"):
+        proxvi.luck(climb, KEY, starts=1)
     with pytest.raises(ValueError, match=r"`key` and `num_steps` must be given with an SVI"):
         proxvi.luck(svi_of_two_answers(), KEY)
     with pytest.raises(ValueError, match=r"`starts` must be an integer of at least 2, got 1"):

@@ -127,10 +127,11 @@ def luck(
             "function of a start has them inside."
         )
     check_integer("average_last", average_last, remedy="1 takes the last ELBO")
-    if isinstance(starts, int):
+    if isinstance(starts, int | np.integer):
+        check_integer("starts", starts, at_least=2, remedy="with one start there is nothing to compare")
         if key is None:
             raise ValueError("`key` must be given where `starts` is a number, got None; pass `jax.random.key(0)`.")
-        starts = jax.random.split(key, starts)
+        starts = jax.random.split(key, int(starts))
     return _of_function(inference, starts, average_last, mesh, settings)
 
 
@@ -212,14 +213,17 @@ def _differences(
     both = jax.jit(lambda params, data: jax.lax.map(lambda p: moments(p, data), params))(params, data)
     means, deviations = jax.tree.map(np.asarray, both)
 
+    shapes = jax.eval_shape(sample, take(params, 0), data, key)
+    discrete = {name for name, x in shapes.items() if not jnp.issubdtype(x.dtype, jnp.floating)}
+    for name in discrete:  # draws that are all the same do not exclude a few others: one in `SAMPLES` has this width
+        deviations[name] = np.maximum(deviations[name], SAMPLES**-0.5)
     # A point estimate has no width to measure by.
     wide = [name for name, mean in means.items() if np.any(deviations[name] > 1e-5 * np.abs(mean))]
     means, deviations = ({name: moment[name] for name in wide} for moment in (means, deviations))
 
     labels: list[Labels] = []
-    shapes = jax.eval_shape(sample, take(params, 0), data, key)
     # A discrete latent has no mean value, and a model with mutable state cannot be called without it.
-    if all(jnp.issubdtype(x.dtype, jnp.floating) for x in shapes.values()) and states.mutable_state is None:
+    if not discrete and states.mutable_state is None:
         try:
             labels = _labels(svi, {name: mean[best] for name, mean in means.items()}, take(params, best), data, key)
         except Exception as error:  # whatever a model may raise: the starts must not be lost for it

@@ -17,7 +17,9 @@ __all__ = ["Basin", "Luck"]
 CONFIDENT = 0.95
 QUANTILE = 1.96  # of the normal distribution, for that confidence
 SHOWN = 10  # basins
+SHORTEST = 20  # windows of a trace; of fewer, a tenth has no noise to compare a rise with
 FAR = 3.0  # posterior standard deviations
+NARROW = 5.0  # tolerances: a basin of starts that only move about one optimum
 
 
 class Basin(NamedTuple):
@@ -26,8 +28,8 @@ class Basin(NamedTuple):
     Attributes:
         elbo: the best of them.
         starts: numbers of the starts, the best one first.
-        distance: how far their answers are from those of the best start, in posterior standard deviations; the median
-            over the starts of the site that is farthest. NaN if not known.
+        distance: how far their answers are from those of the best start, in posterior standard deviations; the largest
+            of all starts and sites. NaN if not known.
         site: the name of that site.
     """
 
@@ -143,6 +145,17 @@ class Luck:
         with np.errstate(divide="ignore", invalid="ignore"):
             return rise, np.where(rise == 0.0, 0.0, rise / error)
 
+    @property
+    def _may_climb(self) -> bool:
+        """Whether most traces are too short for `climbing`, and rise by more than the tolerance in their second half.
+
+        A single ELBO is no trace, and says nothing.
+        """
+        windows = self.traces.shape[1]
+        finite = np.where(np.isfinite(self.traces), self.traces, np.nan)
+        rise = finite[:, -1] - finite[:, (windows - 1) // 2]
+        return windows < SHORTEST and bool(np.sum(rise > self.tolerance) > len(rise) / 2)
+
     @cached_property
     def basins(self) -> tuple[Basin, ...]:
         """Groups of starts, the best first. Sorted by ELBO, a gap above the tolerance begins a new group."""
@@ -152,9 +165,9 @@ class Luck:
         return tuple(Basin(float(self.elbos[g[0]]), g, *self._farthest(g)) for g in np.split(order, ends))
 
     def _farthest(self, group: np.ndarray) -> tuple[float, str]:
-        medians = {name: float(np.median(distance[group])) for name, distance in self.distances.items()}
-        site = max(medians, key=lambda name: medians[name], default="")
-        return medians.get(site, math.nan), site
+        largest = {name: float(np.fmax.reduce(distance[group])) for name, distance in self.distances.items()}
+        site = max(largest, key=lambda name: np.nan_to_num(largest[name]), default="")
+        return largest.get(site, math.nan), site
 
     @property
     def verdict(self) -> str:
@@ -186,15 +199,26 @@ class Luck:
                 "Race more of them: `proxvi.race`."
             )
         if self.good == n:
-            return f"No luck: all {n} starts end {near} (at least {low:.0%} of all starts). One run is enough."
+            agree = f"all {n} starts end {near} (at least {low:.0%} of all starts)."
+            if self._may_climb:
+                return (
+                    f"No luck so far: {agree} But {self.traces.shape[1]} ELBOs of each are too short a trace to tell "
+                    "whether they still climb: run longer, or return more of them."
+                )
+            if high - low > 0.5:
+                return f"No luck so far: {agree} {n} starts are too few to tell."
+            return f"No luck: {agree} One run is enough."
         ends = "ends" if self.good == 1 else "end"
         text = f"{self.good} of {n} starts {ends} {near} ({low:.0%} to {high:.0%} of all starts){self._others()}."
         if high - low > 0.5:
             text += f" {n} starts are too few to tell the share."
         if self.share >= CONFIDENT:
             return text + " Luck hardly matters."
-        if len(self.basins[0].starts) >= CONFIDENT * n:
-            nearly = "All" if len(self.basins[0].starts) == n else "Nearly all"
+        basin = self.basins[0]
+        width = basin.elbo - self.elbos[basin.starts[-1]]
+        one_optimum = width <= NARROW * self.tolerance and not basin.distance > FAR
+        if len(basin.starts) >= CONFIDENT * n and one_optimum:
+            nearly = "All" if len(basin.starts) == n else "Nearly all"
             return text + f" {nearly} share a basin: let the learning rate decay, or run longer."
         restarts = math.ceil(math.log(1 - CONFIDENT) / math.log(1 - self.share))
         rescue = f", or keep the best of {restarts} restarts" if high - low <= 0.5 else ""
@@ -236,12 +260,14 @@ class Luck:
         if self.matched:
             names = ", ".join(f"`{name}`" for name in self.matched)
             notes.append(f"The components of {names} were matched first: the model is the same in any order of them.")
-        near = [start for start in self.basins[0].starts[1:] if self._finite[start] >= self.best - self.tolerance]
-        distance, site = self._farthest(np.array(near, int)) if near else (math.nan, "")
-        if distance > FAR:
+        near = np.flatnonzero(self._finite >= self.best - self.tolerance)
+        far = [start for start in near if any(distance[start] > FAR for distance in self.distances.values())]
+        if far:
+            distance, site = self._farthest(np.array(far))
+            has = "has" if len(far) == 1 else "have"
             notes.append(
-                f"Starts that end equally well differ by {distance:.3g} sd in `{site}`: several answers fit, or its "
-                "entries can trade places."
+                f"{len(far)} of {len(near)} starts that end equally well {has} another answer than the best (up to "
+                f"{distance:.3g} sd in `{site}`): several answers fit, or its entries can trade places."
             )
         return notes
 
