@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 import proxvi
 from proxvi import Luck, plots
+from proxvi.starts import diagnosis
 from proxvi.starts._labels import Labels, find_labels, match
 from proxvi.starts._lanes import Lanes
 
@@ -470,6 +471,70 @@ def test_what_cannot_be_reported_is_refused() -> None:
         proxvi.luck(svi_of_two_answers(), KEY)
     with pytest.raises(ValueError, match=r"`starts` must be an integer of at least 2, got 1"):
         proxvi.luck(svi_of_two_answers(), KEY, 10, ROWS, starts=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tolerance": 0.0}, "`tolerance` must be a finite number above 0, got 0.0"),
+        ({"best_known": np.inf}, "`best_known` must be a finite number above -inf, got inf; leave it out"),
+        ({"floor": np.nan}, "`floor` must be a finite number above -inf, got nan; leave it out"),
+    ],
+)
+def test_wrong_numbers_are_refused_before_the_work(
+    arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lanes, "advance", lambda *_: pytest.fail("the work began"))
+    with pytest.raises(ValueError, match=message):
+        proxvi.luck(svi_of_two_answers(), KEY, 10, ROWS, starts=2, progress_bar=False, **arguments)
+
+
+def test_a_model_of_batches_that_cannot_take_all_rows_is_refused_before_the_work() -> None:
+    def model(x: jax.Array) -> None:
+        a = numpyro.sample("a", dist.Normal(0.0, 3.0))
+        with numpyro.plate("rows", 40, subsample_size=10):
+            numpyro.sample("x", dist.Normal(a, 0.5), obs=x)
+
+    lanes = Lanes(SVI(model, AutoNormal(model), optax.adam(0.05), Trace_ELBO()), KEY, (ROWS,), 10, 2)
+    with pytest.raises(ValueError, match=r"`batch_size` must be None .* 40 rows.*subsample_size=x.shape\[0\]"):
+        lanes.start(jax.random.split(KEY, 2), 10)
+
+
+@pytest.mark.slow
+def test_a_guide_without_parameters_gets_its_report() -> None:
+    def guide(x: jax.Array) -> None:
+        del x
+        numpyro.sample("a", dist.Normal(2.0, 0.1))
+
+    svi = SVI(two_answers, guide, optax.adam(0.05), Trace_ELBO())
+    report = proxvi.luck(svi, KEY, 5, ROWS, starts=4, particles=2, progress_bar=False)
+    assert report.verdict.startswith("No luck")
+    np.testing.assert_array_equal(report.distances["a"], np.zeros(4))
+
+
+@pytest.mark.slow
+def test_starts_are_not_lost_where_their_answers_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError("too little")
+
+    monkeypatch.setattr(diagnosis, "_differences", fails)
+    with pytest.warns(UserWarning, match="could not compare the answers of the starts: MemoryError"):
+        report = proxvi.luck(svi_of_two_answers(), KEY, 5, ROWS, starts=4, particles=2, progress_bar=False)
+    assert np.all(np.isfinite(report.elbos))
+    assert report.distances == {}
+
+
+def test_moments_take_the_memory_of_a_few_draws_and_not_of_all() -> None:
+    def draw(key: jax.Array) -> dict[str, jax.Array]:
+        return {"z": jax.random.normal(key, (10_000,)) * 2.0 + 5.0}
+
+    keys = jax.random.split(KEY, 200)
+    program = jax.jit(lambda keys: diagnosis.moments(draw, keys)).lower(keys).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 20 * 10_000 * 4
+    draws = jax.vmap(draw)(keys)["z"]
+    mean, deviation = program(keys)
+    np.testing.assert_allclose(mean["z"], draws.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(deviation["z"], draws.std(0), rtol=1e-4)
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

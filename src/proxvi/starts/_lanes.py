@@ -85,7 +85,16 @@ class Lanes:
         states = self.svi.tell_length(self._programs.start(keys, self._first), num_steps)
         size, rows = self.source.batch_size, self.source.rows
         if size is not None and size < rows:
-            sites = batch_sites(self.svi, take(states, 0), self._first)
+            one = take(states, 0)
+            try:
+                jax.eval_shape(self.svi.evaluate, one, *self.source.arrays)
+            except Exception as error:  # whatever a model may raise
+                raise ValueError(
+                    f"`batch_size` must be None for a model or a guide that cannot take all {rows} rows, of which the "
+                    f"final ELBO is, got {size} and {error!r}; write `numpyro.plate(name, {rows}, "
+                    "subsample_size=x.shape[0])` in both, and use a guide whose parameters do not count the rows."
+                ) from error
+            sites = batch_sites(self.svi, one, self._first)
             if sites.unweighted and not (sites.shared or sites.factors or sites.weighted):
                 self._weight = rows / size  # the loss of an autoencoder is that of its batch
         return states

@@ -1,5 +1,6 @@
 """`luck`: many starts in one program, and a report of how much the result depends on the start."""
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -62,7 +63,8 @@ def luck(
         num_steps: of each start.
         data: the arguments of the model.
         starts: how many starts. For a function also the starts themselves, as a tree of arrays with a leading axis.
-        batch_size: rows of the arrays in a batch; None for all of them.
+        batch_size: rows of the arrays in a batch; None for all of them. The final ELBO is that of all rows, so the
+            model must take these, too.
         tolerance: ELBOs that differ by less count as the same, in nats. They are those of all rows together, so a
             network on many rows needs more: a tenth of their number, say.
         best_known: the best ELBO that is known from elsewhere, if any, to compare with.
@@ -92,6 +94,10 @@ def luck(
         >>> print(report.distances["a"].max() > 10)  # but a = b = 1.4 is another answer than a = b = -1.4
         True
     """
+    check_number("tolerance", tolerance, above=0.0, remedy="2 nats is the default")
+    for name, value in {"best_known": best_known, "floor": floor}.items():
+        if value is not None:
+            check_number(name, value, above=-math.inf, remedy="leave it out if none is known")
     settings: dict[str, Any] = {"tolerance": tolerance, "best_known": best_known, "floor": floor}
     if isinstance(inference, SVI):
         if key is None or num_steps is None:
@@ -170,7 +176,10 @@ def _of_lanes(
         distances, matched = {}, ()
         if np.any(np.isfinite(elbos)):
             best = int(np.nanargmax(np.where(np.isfinite(elbos), elbos, np.nan)))
-            distances, matched = _differences(lanes, states, best, sample_key)
+            try:
+                distances, matched = _differences(lanes, states, best, sample_key)
+            except Exception as error:  # such as too little memory: the starts must not be lost for it
+                warnings.warn(f"`luck` could not compare the answers of the starts: {error!r}", stacklevel=3)
     return Luck(
         elbos,
         np.stack(windows, axis=1),
@@ -204,14 +213,12 @@ def _differences(
             if site["type"] == "sample" and not site["is_observed"] and not site["infer"].get("is_auxiliary", False)
         }
 
-    def moments(params: Params, data: Tree) -> tuple[Params, Params]:
-        """Posterior mean and standard deviation of every latent variable."""
-        draws = jax.vmap(lambda key: sample(params, data, key))(jax.random.split(key, SAMPLES))
-        draws = jax.tree.map(lambda x: x.astype(jnp.result_type(float)), draws)
-        return jax.tree.map(lambda x: x.mean(0), draws), jax.tree.map(lambda x: x.std(0), draws)
+    @jax.jit
+    def of_all(params: Params, data: Tree, keys: Array) -> tuple[Params, Params]:
+        rows = jnp.arange(states.rng_key.shape[0])  # there may be no parameters
+        return jax.lax.map(lambda one: moments(lambda key: sample(one[0], data, key), keys), (params, rows))
 
-    both = jax.jit(lambda params, data: jax.lax.map(lambda p: moments(p, data), params))(params, data)
-    means, deviations = jax.tree.map(np.asarray, both)
+    means, deviations = jax.tree.map(np.asarray, of_all(params, data, jax.random.split(key, SAMPLES)))
 
     shapes = jax.eval_shape(sample, take(params, 0), data, key)
     discrete = {name for name, x in shapes.items() if not jnp.issubdtype(x.dtype, jnp.floating)}
@@ -232,6 +239,24 @@ def _differences(
         means, deviations = match(label, means, deviations, best)
     distances = {name: _distance(means[name], deviations[name], best) for name in means}
     return distances, tuple(sorted({name for label in labels for name in label.axes}))
+
+
+def moments(sample: Callable[[Array], Params], keys: Array) -> tuple[Params, Params]:
+    """Means and standard deviations of draws, one after the other: all at once they may not fit into memory."""
+
+    def draw(key: Array) -> Params:
+        return jax.tree.map(lambda x: x.astype(jnp.result_type(float)), sample(key))
+
+    def mean_of(of_draw: Callable[[Params], Params]) -> Params:
+        def add(total: Params, key: Array) -> tuple[Params, None]:
+            return jax.tree.map(jnp.add, total, of_draw(draw(key))), None
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys[0]))
+        return jax.tree.map(lambda x: x / len(keys), jax.lax.scan(add, zeros, keys)[0])
+
+    means = mean_of(lambda values: values)
+    variances = mean_of(lambda values: jax.tree.map(lambda x, mean: jnp.square(x - mean), values, means))
+    return means, jax.tree.map(jnp.sqrt, variances)
 
 
 def _labels(svi: SVI, values: Params, params: Params, data: Tree, key: Array) -> list[Labels]:

@@ -131,7 +131,8 @@ def race(
         starts: how many starts; with each method, so there are `starts × len(methods)` lanes, a power of 2.
         methods: "plain", "speed limit", or both. The second is for discrete latents and bad starts: it needs a guide
             that has an entropy.
-        batch_size: rows of the arrays in a batch; None for all of them.
+        batch_size: rows of the arrays in a batch; None for all of them. The final ELBO is that of all rows, so the
+            model must take these, too.
         particles: samples for the final ELBO.
         mesh: devices to spread the lanes over; None takes all of them.
         executor: whose workers advance the starts, such as Dask's `client.get_executor()`; None for this process.
