@@ -2,6 +2,7 @@
 
 import functools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,15 @@ def test_starts_that_begin_at_one_point_are_not_called_no_luck(guide: Any) -> No
 
 @pytest.mark.slow
 def test_batches_are_taken() -> None:
-    report = proxvi.luck(
-        svi_of_two_answers(), KEY, 600, ROWS, starts=4, batch_size=10, particles=50, progress_bar=False
-    )
+    seen = set()
+
+    def model(x: jax.Array) -> None:
+        seen.add(x.shape[0])
+        two_answers(x)
+
+    svi = SVI(model, AutoNormal(model), optax.adam(0.05), Trace_ELBO())
+    report = proxvi.luck(svi, KEY, 600, ROWS, starts=4, batch_size=10, particles=50, progress_bar=False)
+    assert seen == {10, 40}  # in a step, and for the final ELBO
     np.testing.assert_allclose(np.abs(report.params["a_auto_loc"]), 2.0, atol=0.2)
 
 
@@ -380,6 +387,15 @@ def test_the_report_counts_and_groups() -> None:
     assert json.loads(json.dumps(report.to_dict()))["elbos"][4] is None
 
 
+def test_numbers_of_numpy_become_json_and_count_starts() -> None:
+    report = report_of([0.0] * 3)
+    for name in ("tolerance", "best_known", "floor"):
+        object.__setattr__(report, name, np.float32(1.0))  # the tests check types: otherwise it would be refused here
+    assert json.loads(json.dumps(report.to_dict()))["best_known"] == 1.0
+    count: Any = np.int64(4)
+    assert len(proxvi.luck(lambda start: (start, jnp.zeros(3)), KEY, starts=count).elbos) == 4
+
+
 def test_the_interval_covers_the_true_share_as_often_as_it_says() -> None:
     generator = np.random.default_rng(0)
     covered = 0
@@ -463,6 +479,9 @@ def test_what_cannot_be_reported_is_refused() -> None:
         proxvi.luck(lambda start: (start, start[None]), starts=HILLS, average_last=2)
     with pytest.raises(ValueError, match=r"`inference` must return its ELBOs as one vector, got 0 axes"):
         proxvi.luck(lambda start: (start, start), starts=HILLS)
+    for name, value in {"batch_size": 10, "stop_within": 2.0, "executor": ThreadPoolExecutor(1)}.items():
+        with pytest.raises(ValueError, match=f"`{name}` must be None with a function of a start, got"):
+            proxvi.luck(climb, starts=HILLS, **{name: value})
     with pytest.raises(ValueError, match=r"`key` must be given where `starts` is a number"):
         proxvi.luck(climb)
     with pytest.raises(ValueError, match=r"`starts` must be an integer of at least 2, got 1"):
@@ -530,7 +549,9 @@ def test_moments_take_the_memory_of_a_few_draws_and_not_of_all() -> None:
 
     keys = jax.random.split(KEY, 200)
     program = jax.jit(lambda keys: diagnosis.moments(draw, keys)).lower(keys).compile()
-    assert program.memory_analysis().temp_size_in_bytes < 20 * 10_000 * 4
+    needed = program.memory_analysis()
+    assert needed is not None
+    assert needed.temp_size_in_bytes < 20 * 10_000 * 4
     draws = jax.vmap(draw)(keys)["z"]
     mean, deviation = program(keys)
     np.testing.assert_allclose(mean["z"], draws.mean(0), rtol=1e-5)

@@ -92,7 +92,8 @@ def test_a_race_that_was_interrupted_goes_on_to_the_same_bits(raced: proxvi.Race
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 proxvi.race(svi(), KEY, 8_000, Y, **settings)
-        again = proxvi.race(svi(), KEY, 8_000, Y, **settings)
+        on_three = Mesh(np.array(jax.devices()[:3]), "lanes")  # and not on eight, as before
+        again = proxvi.race(svi(), KEY, 8_000, Y, mesh=on_three, **settings)
     assert len(calls) < 40  # nothing was begun again from the start: 32 calls, and 3 more for what was lost
     assert (again.lane, again.elbo) == (raced.lane, raced.elbo)
     jax.tree.map(np.testing.assert_array_equal, again.params, raced.params)
@@ -131,6 +132,13 @@ def test_starts_that_begin_at_one_point_are_not_raced() -> None:
     fixed = SVI(wave, guide, optax.adam(0.01), Trace_ELBO())
     with pytest.raises(ValueError, match="`svi` must begin at another point for each key, got 4 starts with the same"):
         proxvi.race(fixed, KEY, 200, Y, starts=4, progress_bar=False)
+
+
+def test_an_optimiser_that_does_not_hold_the_parameters_is_refused_by_name() -> None:
+    svi = SVI(wave, AutoNormal(wave), numpyro.optim.SM3(0.01), Trace_ELBO())
+    lanes = Lanes(svi, KEY, (Y,), None, 2)
+    with pytest.raises(TypeError, match="which `luck` and `race` read and change, got one that does not"):
+        lanes.advance(lanes.start(jax.random.split(KEY, 2), 10), 0, 5)
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

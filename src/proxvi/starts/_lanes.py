@@ -148,12 +148,8 @@ class Lanes:
         return rows.reshape(-1), -(-used // self._at_once), where
 
     def describe(self, states: ProximitySVIState) -> Json:
-        """What a checkpoint must agree with."""
-        return {
-            **self.source.describe(),
-            **describe(self.svi, self.source.key, take(states, 0), self._first),
-            "devices": self._mesh.size,
-        }
+        """What a checkpoint must agree with; the number of devices changes no bits."""
+        return {**self.source.describe(), **describe(self.svi, self.source.key, take(states, 0), self._first)}
 
     def with_fresh_optimizer(self, states: ProximitySVIState) -> ProximitySVIState:
         """The same parameters, and an optimiser that remembers nothing; a scheduled loss goes on."""

@@ -152,9 +152,15 @@ class Programs:
         part = 0.5 + 0.5 * jnp.cos(jnp.pi * (step - begin) / jnp.maximum(end - begin, 1))
         old, new = (self.svi.optim.get_params(state.optim_state) for state in (before, after))
         between = jax.tree.map(lambda x, y: jnp.where(end > begin, x + part * (y - x), y).astype(y.dtype), old, new)
-        return after._replace(optim_state=with_params(after.optim_state, new, between))
+        try:
+            return after._replace(optim_state=with_params(after.optim_state, new, between))
+        except TypeError as error:
+            raise TypeError(
+                "`optim` must keep the parameters in its state as they are, which `luck` and `race` read and change, "
+                "got one that does not; use an Optax optimiser, such as `optax.adam(1e-3)`."
+            ) from error
 
-    def _renew(self, optim_state: tuple[Array, Any]) -> tuple[Array, Any]:
+    def _renew(self, optim_state: Any) -> Any:
         """An optimiser that remembers nothing, but for the step of a scheduled loss: a warm-up must not begin again."""
         new = self.svi.optim.init(self.svi.optim.get_params(optim_state))
         return (optim_state[0], new[1]) if as_scheduled(self.svi.loss).changes_gradient else new

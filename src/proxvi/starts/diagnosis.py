@@ -58,7 +58,8 @@ def luck(
         inference: NumPyro's `SVI`, or a `ProximitySVI`. Its `run` skips a step that is not finite; here the step is
             taken, and the start may end without a finite ELBO. Or a function of one start that returns the final
             parameters and the ELBOs during the run, the last of which is that of the final parameters; then
-            `num_steps`, `data`, `batch_size` and `particles` are not used.
+            `particles` is not used, and `num_steps`, `data`, `batch_size`, `stop_within` and `executor` must be left
+            out.
         key: for the starts and the samples.
         num_steps: of each start.
         data: the arguments of the model.
@@ -132,6 +133,9 @@ def luck(
             f"`inference` must be an SVI where `num_steps` and data are given, got the function {inference!r}; a "
             "function of a start has them inside."
         )
+    for name, value in {"batch_size": batch_size, "stop_within": stop_within, "executor": executor}.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must be None with a function of a start, got {value!r}; leave it out.")
     check_integer("average_last", average_last, remedy="1 takes the last ELBO")
     if isinstance(starts, int | np.integer):
         check_integer("starts", starts, at_least=2, remedy="with one start there is nothing to compare")

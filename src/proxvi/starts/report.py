@@ -87,7 +87,7 @@ class Luck:
     @property
     def best(self) -> float:
         """The best ELBO that is known, from here or from elsewhere."""
-        return max(self.best_found, -math.inf if self.best_known is None else self.best_known)
+        return max(self.best_found, -math.inf if self.best_known is None else float(self.best_known))
 
     @property
     def best_found(self) -> float:
@@ -305,10 +305,10 @@ class Luck:
         return {
             "verdict": self.verdict,
             "elbos": [float(x) if np.isfinite(x) else None for x in self.elbos],
-            "tolerance": self.tolerance,
+            "tolerance": float(self.tolerance),
             "best": self.best,
-            "best_known": self.best_known,
-            "floor": self.floor,
+            "best_known": None if self.best_known is None else float(self.best_known),
+            "floor": None if self.floor is None else float(self.floor),
             "share": self.share,
             "interval": list(self.interval),
             "median_loss": self.median_loss if math.isfinite(self.median_loss) else None,
