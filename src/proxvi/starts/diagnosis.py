@@ -246,21 +246,22 @@ def _differences(
 
 
 def moments(sample: Callable[[Array], Params], keys: Array) -> tuple[Params, Params]:
-    """Means and standard deviations of draws, one after the other: all at once they may not fit into memory."""
+    """Means and standard deviations of draws, one after the other (Welford's way): all may not fit into memory."""
 
     def draw(key: Array) -> Params:
         return jax.tree.map(lambda x: x.astype(jnp.result_type(float)), sample(key))
 
-    def mean_of(of_draw: Callable[[Params], Params]) -> Params:
-        def add(total: Params, key: Array) -> tuple[Params, None]:
-            return jax.tree.map(jnp.add, total, of_draw(draw(key))), None
+    def add(so_far: tuple[Params, Params], numbered: tuple[Array, Array]) -> tuple[tuple[Params, Params], None]:
+        (old, squares), (count, key) = so_far, numbered
+        values = draw(key)
+        new = jax.tree.map(lambda x, mean: mean + (x - mean) / count, values, old)
+        squares = jax.tree.map(lambda total, x, a, b: total + (x - a) * (x - b), squares, values, old, new)
+        return (new, squares), None
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys[0]))
-        return jax.tree.map(lambda x: x / len(keys), jax.lax.scan(add, zeros, keys)[0])
-
-    means = mean_of(lambda values: values)
-    variances = mean_of(lambda values: jax.tree.map(lambda x, mean: jnp.square(x - mean), values, means))
-    return means, jax.tree.map(jnp.sqrt, variances)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys[0]))
+    counts = 1.0 + jnp.arange(len(keys))
+    (means, squares), _ = jax.lax.scan(add, (zeros, zeros), (counts, keys))
+    return means, jax.tree.map(lambda x: jnp.sqrt(x / len(keys)), squares)
 
 
 def _labels(svi: SVI, values: Params, params: Params, data: Tree, key: Array) -> list[Labels]:
