@@ -163,6 +163,7 @@ class Programs:
     def _renew(self, optim_state: Any) -> Any:
         """An optimiser that remembers nothing, but for the step of a scheduled loss: a warm-up must not begin again."""
         new = self.svi.optim.init(self.svi.optim.get_params(optim_state))
+        # Optax counts its own steps, which begin again; NumPyro's optimisers have no other count than this one.
         return (optim_state[0], new[1]) if as_scheduled(self.svi.loss).changes_gradient else new
 
     def _elbos(self, states: ProximitySVIState, keys: Array, data: Batch) -> Array:
