@@ -15,8 +15,7 @@ from proxvi._typing import Batch, Guide, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.estimators import as_scheduled
 from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
-from proxvi.training import Arrays, ordered
-from proxvi.training._run_fingerprint import program_digest
+from proxvi.training import Arrays, ordered, program_digest
 
 __all__ = ["Programs", "programs_of", "renewed"]
 

@@ -23,7 +23,10 @@ from proxvi.training._run_fingerprint import content, signature
 __all__ = ["ConfigurationError"]
 
 LONGEST = 300  # characters of another library's message
-EXPLAINED = {"program": " (the program of a step: model, guide, estimator, optimiser, constraint or a setting of them)"}
+EXPLAINED = {
+    "program": " (the program of a step: model, guide, estimator, optimiser, constraint or a setting of them)",
+    "over": " (of speed limits)",
+}
 
 
 class ConfigurationError(ValueError):
@@ -254,7 +257,11 @@ class Checkpoints:
             raise ConfigurationError(
                 f"checkpoint {step} in {self.location} has {there!r} for `{name}`{EXPLAINED.get(name, '')}, this run "
                 f"{here!r}; use another folder, or the settings of the checkpoint"
-                + ("." if self.accept_changes else ", or go on from it by `Checkpointing(..., accept_changes=True)`.")
+                + (
+                    "."
+                    if self.accept_changes
+                    else ", or, with `fit`, go on from it by `Checkpointing(..., accept_changes=True)`."
+                )
             )
 
 
