@@ -29,6 +29,8 @@ from proxvi._validation import check_integer, named_leaves
 
 NATS_OF_A_DIMENSION = 5.0  # what a continuous unit may lose in a run, by default: its scale falls to 1 / 150
 
+_WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
+
 # A Monte Carlo estimate takes a key and a number of samples; closed forms ignore both.
 Measure = Callable[..., Tree]  # (distribution, key, num_samples) or (distribution, another one, key, num_samples)
 
@@ -66,7 +68,10 @@ def measure_leaves(
     beside = [jax.tree.leaves(other, is_leaf=is_distribution) for other in others]
     values = [measure(*both, k, num_samples) for *both, k in zip(leaves, *beside, keys, strict=True)]
     if total:
-        return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
+        result = sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
+        for parents in [p for d in leaves if (p := sampled_parents(d)) is not None][:1]:
+            parents.terms[id(result)] = result, sum((jnp.sum(parents.of_value(x)) for x in values), start=jnp.zeros(()))
+        return result
     return jax.tree.unflatten(structure, values)
 
 
@@ -128,8 +133,8 @@ class SampledParents(NamedTuple):
         particles: how many particles there are.
         axis: the name of the particles' axis within `vmap`. None means that there is no such axis, as with one
             particle, and then there is no baseline.
-        terms: by the identity of an average over the batch, that average and its term, which is the mean of those of
-            the elements. It holds for the average itself, and not for functions of it.
+        terms: by the identity of an average over the batch (or of a sum of such), that average and its term, which is
+            the mean of those of the elements. It holds for the average itself, and not for functions of it.
     """
 
     parents: Array
@@ -162,16 +167,27 @@ def with_parents(d: Distribution, parents: SampledParents) -> Distribution:
     return d
 
 
+def sampled_parents(d: Distribution) -> SampledParents | None:
+    """What `with_parents` has told."""
+    return getattr(d, "_sampled_parents", None)
+
+
 def of_model(p: Distribution) -> Distribution:
     """A copy of a prior whose gradient is that of the guide's samples it depends on: the model's parameters stay."""
     p = copy.copy(p)
-    p._is_of_model = True  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(p, _WRAPPERS):
+        p.base_dist = of_model(p.base_dist)
+    else:
+        p._is_of_model = True  # pyright: ignore[reportAttributeAccessIssue]
     return p
 
 
 def without_gradient(p: Distribution) -> Distribution:
     """A prior that a constraint does not move."""
-    known = isinstance(p, KnownAtSample) or getattr(p, "_is_of_model", False)
+    inside = p
+    while isinstance(inside, _WRAPPERS):
+        inside = inside.base_dist
+    known = isinstance(inside, KnownAtSample) or getattr(inside, "_is_of_model", False)
     return p if known else jax.lax.stop_gradient(p)
 
 
@@ -215,8 +231,7 @@ def average_over_batch(
         return total / jnp.maximum(jnp.sum(counts, axis=axes), 1)
 
     whole = average(value)
-    parents: SampledParents | None = getattr(d, "_sampled_parents", None)
-    if parents is not None:
+    if (parents := sampled_parents(d)) is not None:
         parents.terms[id(whole)] = whole, average(parents.of_batch(value))
     return whole
 
@@ -254,7 +269,7 @@ def _num_elements(d: Distribution) -> Array | int:
 
 def innermost(d: Distribution) -> Distribution:
     """`d` without its Independent, masked and expanded layers."""
-    while isinstance(d := _axes_outside(d), dist.Independent | dist.MaskedDistribution | dist.ExpandedDistribution):
+    while isinstance(d := _axes_outside(d), _WRAPPERS):
         d = d.base_dist
     return d
 

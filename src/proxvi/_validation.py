@@ -40,9 +40,8 @@ def check_number(
     except TypeError:
         valid = False
     if not valid:
-        bound = f"of at least {at_least:g}" if at_least is not None else f"above {above:g}"
-        if below < math.inf:
-            bound += f" and below {below:g}"
+        bounds = {"of at least": at_least, "above": above, "below": below if below < math.inf else None}
+        bound = " and ".join(f"{word} {number:g}" for word, number in bounds.items() if number is not None)
         raise ValueError(f"`{name}` must be a {kind} {bound}, got {value!r}; {remedy}.")
 
 

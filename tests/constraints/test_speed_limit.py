@@ -446,6 +446,14 @@ def test_a_state_that_was_not_told_the_length_of_the_run_is_refused() -> None:
     svi.run(KEY, 10, X, progress_bar=False)
     with pytest.raises(ValueError, match="`over` must be given where `update` is called by hand"):
         svi.update(svi.init(KEY, X), X)
+    result = svi.run(KEY, 10, X, progress_bar=False)
+    svi.init(KEY, X)
+    svi.update(result.state, X)  # which knows it
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, jnp.zeros(())])
+def test_every_zero_is_no_limit(zero: Any) -> None:
+    assert SpeedLimit(over=zero).is_off
 
 
 def test_over_may_be_a_hyperparameter_of_optax() -> None:

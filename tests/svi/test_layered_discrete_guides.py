@@ -220,7 +220,8 @@ def test_distance_between_distributions_has_the_score_term() -> None:
 
 
 @pytest.mark.slow
-def test_each_data_point_has_a_baseline_of_its_own() -> None:
+@pytest.mark.parametrize("total", [False, True])
+def test_each_data_point_has_a_baseline_of_its_own(total: bool) -> None:
     """The noise of our statistics is below that of the same statistic written by hand, whose parts are not known."""
 
     def by_hand(q: dict[str, Any]) -> Array:
@@ -230,7 +231,7 @@ def test_each_data_point_has_a_baseline_of_its_own() -> None:
     loss = proxvi.LeaveOneOutELBO(5)
     (ours, error), (theirs, noisier) = (
         sampled_gradient(pair_of(2), statistic, loss, 5_000)
-        for statistic in (lambda q: proxvi.entropy(q["z1"]), by_hand)
+        for statistic in (lambda q: proxvi.entropy(q["z1"], total=total), by_hand)
     )
     np.testing.assert_allclose(ours["bias0"], theirs["bias0"], atol=5 * np.max(noisier["bias0"]))
     assert np.max(error["bias0"]) < 0.75 * np.min(noisier["bias0"])

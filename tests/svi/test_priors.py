@@ -121,3 +121,18 @@ def test_latents_of_rows_are_averaged_whatever_the_events_of_their_prior(prior: 
     _, value = mean_statistic(model, guide)
     np.testing.assert_allclose(value, 1.0, atol=0.05)  # two units, half of 1² each
     np.testing.assert_allclose(slopes(model, guide)["loc"], 0.1, atol=0.02)
+
+
+def test_one_of_several_samples_of_the_guide_stands_for_all() -> None:
+    def model() -> None:
+        w = jnp.asarray(numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2))))
+        numpyro.sample("y", dist.Normal(jnp.sum(w), 1.0), obs=1.0)
+
+    def guide() -> None:
+        loc = jnp.broadcast_to(jnp.asarray(numpyro.param("loc", jnp.full(2, 2.0))), (8, 2))
+        numpyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+
+    svi = proxvi.ProximitySVI(model, guide, optax.sgd(0.1), Trace_ELBO(multi_sample_guide=True), HELD)
+    state, _ = svi.update(svi.init(jax.random.key(0)))
+    exact = jnp.sum(dist.kl_divergence(dist.Normal(jnp.full(2, 2.0), 0.1), dist.Normal(jnp.zeros(2), 1.0)))
+    np.testing.assert_allclose(proxvi.telemetry(state)[0].distance, exact, atol=1.0)

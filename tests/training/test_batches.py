@@ -65,8 +65,9 @@ class CountedBatches:
 
 
 def test_a_position_that_a_checkpoint_cannot_hold_is_refused_before_the_first_step() -> None:
+    source = Stream(CountedBatches(), longest=10)
     with pytest.raises(TypeError, match=r"`data` must have a `get_state` that returns JSON or bytes.*int64"):
-        Stream(CountedBatches(), longest=10)
+        source.describe()
 
 
 @pytest.mark.nightly

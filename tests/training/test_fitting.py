@@ -126,7 +126,7 @@ def test_a_run_that_patience_stopped_goes_on_without_it(tmp_path: Path) -> None:
 def test_early_stopping_starts_afresh_with_other_validation_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def length(steps: int, held_out: Any) -> int:
+    def length(steps: int, held_out: Any = None) -> int:
         svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.01), Trace_ELBO(), ())
         result = proxvi.fit(
             svi,
@@ -136,11 +136,13 @@ def test_early_stopping_starts_afresh_with_other_validation_data(
             batch_size=100,
             checkpointing=proxvi.Checkpointing(tmp_path),
             reporting=proxvi.Reporting(every=10),
-            validation=proxvi.Validation(held_out, patience=2),
+            validation=None if held_out is None else proxvi.Validation(held_out, patience=2),
         )
         return len(result.losses)
 
-    assert length(50, ROWS) == 50
+    assert length(40, ROWS) == 40
+    assert length(50) == 50
+    assert "early stopping starts afresh" not in caplog.text
     assert length(100, ROWS + 1.0) == 100  # whose ELBO is lower, but rises
     assert "`validation` has other data than before step 50, so early stopping starts afresh" in caplog.text
 

@@ -169,6 +169,7 @@ def test_another_speed_limit_is_another_run_and_holds_if_asked_to(tmp_path: Path
     assert over(40, 1_000.0, accept_changes=True) == 1_000.0
     assert over(60, None, accept_changes=True) == 20.0
     assert over(90, None) == 20.0  # a longer run keeps it
+    assert over(120, None, accept_changes=True) == 20.0
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
 from proxvi._distributions import ranges_of_entropies
 from proxvi._typing import Float, ParamTree, Scalar, Statistic, Tree
@@ -78,9 +79,9 @@ class SpeedLimit:
 
         find the update nearest to the optimiser's   with   f_i(λ + u) − f_i(λ) ≥ −R_i / over   for every unit i
 
-    `R` is the range of the statistic. The limit is one-sided: what rises may rise at once, and back to a floor that
-    follows it by at most R / over a step it may fall at once, too. An update that keeps to the limit is left as it is,
-    to the bit. Nothing is added to the gradient, so the optimiser's moments never see the
+    `R` is the range of the statistic. The limit is one-sided: what rises may rise at once. It is kept by a floor that
+    follows the statistic by at most R / over a step, so what has just risen may fall back. An update that keeps to the
+    limit is left as it is, to the bit. Nothing is added to the gradient, so the optimiser's moments never see the
     constraint, and its strength is in units of the optimiser's own step.
 
     Attributes:
@@ -123,7 +124,7 @@ class SpeedLimit:
     @property
     def is_off(self) -> bool:
         """Whether there is no limit: then `ProximitySVI` leaves it out of the program."""
-        return isinstance(self.over, int | float) and self.over == 0
+        return self.over is not None and not isinstance(self.over, Tracer) and bool(self.over == 0)
 
     def ranges(self, statistic: Callable[[], Tree]) -> Tree:
         """`R` for every unit; it depends on the kinds of distributions alone, and costs nothing in a compiled step."""

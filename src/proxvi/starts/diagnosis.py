@@ -1,6 +1,5 @@
 """`luck`: many starts in one program, and a report of how much the result depends on the start."""
 
-import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -98,7 +97,7 @@ def luck(
     check_number("tolerance", tolerance, above=0.0, remedy="2 nats is the default")
     for name, value in {"best_known": best_known, "floor": floor}.items():
         if value is not None:
-            check_number(name, value, above=-math.inf, remedy="leave it out if none is known")
+            check_number(name, value, remedy="leave it out if none is known")
     settings: dict[str, Any] = {"tolerance": tolerance, "best_known": best_known, "floor": floor}
     if isinstance(inference, SVI):
         if key is None or num_steps is None:

@@ -251,7 +251,8 @@ class Objective:
         if "prior" in self.taken[i]:
             # A constraint moves the guide alone. The samples of it, on which priors may depend, have their gradient.
             fixed = jax.lax.stop_gradient(constrained)
-            extra["prior"] = _priors(q, guide_trace, self._model_trace(key, fixed, inputs, guide_trace))
+            model_trace = self._model_trace(key, fixed, inputs, guide_trace)
+            extra["prior"] = _priors(q, guide_trace, model_trace, several_samples=self._several_samples)
         magnitude = getattr(self.constraints[i], "magnitude", 0.0)  # a speed limit has none
         if inputs.constraints and not isinstance(magnitude, int | float):
             # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
@@ -392,7 +393,9 @@ def _with_latent_axes(site: dict[str, Any], latent_plates: tuple[str, ...], seve
     return q.to_event(min([*plates, len(q.batch_shape) + (0 if several_samples and q.batch_shape else 1)]) - 1)
 
 
-def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[str, Distribution]:
+def _priors(
+    q: dict[str, Any], guide_trace: Trace, model_trace: Trace, *, several_samples: bool
+) -> dict[str, Distribution]:
     """The model's distributions at the sites of the guide.
 
     A guide may sample all latents at once, as AutoMultivariateNormal does, and hand them on as point masses whose
@@ -400,20 +403,22 @@ def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[s
     are not those of the guide, such as a MultivariateNormal of what AutoNormal samples one by one.
     """
 
-    def at_sample(names: list[str]) -> _distributions.KnownAtSample:
+    def at_sample(names: list[str], d: Distribution) -> _distributions.KnownAtSample:
         log_density = jnp.zeros(())
         for name in names:
             log_density = log_density + jnp.sum(_distributions.log_density(model_trace[name]))
             if name in guide_trace and name not in q:
                 log_density = log_density - jnp.sum(_distributions.log_density(guide_trace[name]))
-        return _distributions.KnownAtSample(log_density)
+        # The model has seen one of several samples; their axis is one of the batch.
+        samples = d.batch_shape[0] if several_samples and d.batch_shape else 1
+        return _distributions.KnownAtSample(samples * log_density)
 
     prior: dict[str, Distribution] = {}
     for name, d in q.items():
         if name in model_trace:
             p = model_trace[name]["fn"]
             alike = _distributions.innermost(p).event_shape == _distributions.innermost(d).event_shape
-            prior[name] = p if alike else at_sample([name])
+            prior[name] = p if alike else at_sample([name], d)
     alone = [name for name in q if name not in model_trace]
     rest = [n for n, s in model_trace.items() if s["type"] == "sample" and not s["is_observed"] and n not in q]
     if rest and len(alone) > 1:
@@ -422,7 +427,7 @@ def _priors(q: dict[str, Any], guide_trace: Trace, model_trace: Trace) -> dict[s
             f"site of its own, got the sites {sorted(q)}; constrain `entropy`, which needs no prior."
         )
     if rest and alone:  # without such a site, the rest are point masses or enumerated, and no divergence is theirs
-        prior[alone[0]] = at_sample(rest)
+        prior[alone[0]] = at_sample(rest, q[alone[0]])
     return prior
 
 

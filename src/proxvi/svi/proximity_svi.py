@@ -197,7 +197,7 @@ class ProximitySVI(SVI):
         self, svi_state: ProximitySVIState, args: Batch, kwargs: Params, forward_mode_differentiation: bool
     ) -> tuple[Array, ParamTree, ProximitySVIState]:
         """The true loss, the gradient of the objective, and the next state."""
-        self._check_length()
+        self._check_length(svi_state)
         loss, grads, state = self._gradient(svi_state, args, kwargs, forward_mode_differentiation)
         state = state._replace(optim_state=self._apply(grads, svi_state.optim_state, loss))
         if not self._objective.limits:
@@ -237,9 +237,13 @@ class ProximitySVI(SVI):
         ]
         return svi_state._replace(constraints=tuple(states))
 
-    def _check_length(self) -> None:
-        for constraint in self.constraints:
-            if isinstance(constraint, SpeedLimit) and constraint.over is None and not self._length_is_known:
+    def _check_length(self, svi_state: ProximitySVIState) -> None:
+        """Refuse a speed limit that does not know the length of the run; the state says, if it is no traced one."""
+        for constraint, state in zip(self.constraints, svi_state.constraints, strict=True):
+            if not isinstance(constraint, SpeedLimit) or constraint.over is not None:
+                continue
+            over = state.constraint.over
+            if not (self._length_is_known if isinstance(over, Tracer) else np.all(over > 0.0)):
                 raise ValueError(
                     f"`over` must be given where `update` is called by hand, got None in {constraint!r}; a third of "
                     "the steps is good, as in `SpeedLimit(over=num_steps / 3)`. `run` and `fit` know it by themselves."

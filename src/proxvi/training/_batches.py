@@ -1,6 +1,7 @@
 """Sources of batches: arrays in memory, or a stream that can be resumed."""
 
 import base64
+import copy
 import itertools
 import json
 import logging
@@ -175,13 +176,7 @@ class Stream:
         state = self._iterator.get_state()  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(state, bytes):
             return {"epoch": self._epoch, "base64": base64.b64encode(state).decode()}
-        try:
-            return {"epoch": self._epoch, "state": json.loads(json.dumps(state))}  # a copy: it may change as it goes on
-        except TypeError as error:
-            raise TypeError(
-                f"`data` must have a `get_state` that returns JSON or bytes, for checkpoints, got {state!r}, and "
-                f"{error}; write `int(...)` and `.tolist()` where it has NumPy's."
-            ) from error
+        return {"epoch": self._epoch, "state": copy.deepcopy(state)}  # the iterator's own may change as it goes on
 
     def _next(self) -> Batch:
         batch = next(self._iterator, None)
@@ -289,5 +284,16 @@ class Stream:
         self._iterator.set_state(saved)  # pyright: ignore[reportAttributeAccessIssue]
 
     def describe(self) -> Json:
-        """What a checkpoint must agree with."""
+        """What a checkpoint must agree with.
+
+        Raises:
+            TypeError: if the position of the iterator is nothing that a checkpoint can hold.
+        """
+        try:
+            json.dumps(self._states[0])
+        except TypeError as error:
+            raise TypeError(
+                "`data` must have a `get_state` that returns JSON or bytes, for checkpoints, got "
+                f"{self._states[0]['position']!r}, and {error}; write `int(...)` and `.tolist()` where it has NumPy's."
+            ) from error
         return {"batch": signature(self._first), "batch_digest": gather(digest(self._first))}

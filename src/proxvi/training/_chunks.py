@@ -23,7 +23,6 @@ from proxvi.svi import (
     guarded_update,
     raise_if_stopped,
     stays_finite,
-    with_limits_of,
     with_loss,
 )
 from proxvi.training._batches import make_source
@@ -113,6 +112,8 @@ class ChunkRunner:
         self._first = from_process_zero(self.source.first())
         self.svi, state = start_reproducibly(svi, init_key, self._first)
         self.state = self._placement.replicate(self.svi.tell_length(state, pacer.num_steps))
+        if isinstance(svi, ProximitySVI):  # of which `self.svi` may be a copy: its `update` takes the result, too
+            svi.tell_length(state, pacer.num_steps)
         if batch_size is not None:
             self._warn_if_unweighted(batch_size, common_length("data", data, "it is the rows' axis"))
         self._plain = self._compiled(self.svi.update)
@@ -211,8 +212,6 @@ class ChunkRunner:
 
     def resume(self, step: int, state: ProximitySVIState, source_state: Tree, *, accept_changes: bool) -> None:
         """Go on from a checkpoint; a stream that yields something else now is refused, unless changes are accepted."""
-        if accept_changes:
-            state = with_limits_of(state, self.state)
         self.state = self._placement.replicate(state)
         self.source.seek(step, source_state, accept_changes=accept_changes)
 
@@ -230,7 +229,7 @@ class ChunkRunner:
 
     def evaluate(self, data: Batch) -> float:
         """The true ELBO of held-out data, with the same random numbers every time."""
-        return float(self._evaluate(self.state, self._validation_key, self._placement.replicate(data)))
+        return float(self._evaluate(self.state, self._validation_key, self._placement.reach(data)))
 
     def telemetry(self) -> Metrics:
         """What the constraints did, and how many steps were skipped."""

@@ -40,6 +40,17 @@ class Placement:
             zeros = jax.make_array_from_callback((self.num_parts,), self._rows, np.zeros(self.num_parts).__getitem__)
             jax.block_until_ready(jnp.sum(zeros))
 
+    def reach(self, tree: Tree) -> Tree:
+        """A tree whose arrays on other devices than those of the mesh are copied to all of these."""
+        if self.replicated is None:
+            return tree
+        devices = self.replicated.device_set
+
+        def is_elsewhere(x: Tree) -> bool:
+            return isinstance(x, jax.Array) and x.sharding.device_set != devices
+
+        return jax.tree.map(lambda x: self.replicate(x) if is_elsewhere(x) else x, tree)
+
     def replicate(self, tree: Tree) -> Tree:
         """Copy a tree to all devices."""
         replicated = self.replicated

@@ -28,7 +28,7 @@ class Progress:
 
     Attributes:
         losses: of all steps of the run; those after `step` are not known yet.
-        held_out: digest of the validation data; None without them.
+        held_out: digests of the validation data, those of each process; None without them.
         step: steps taken.
         best: the best validation ELBO; None before the first.
         waited: reports since then.
@@ -37,7 +37,7 @@ class Progress:
     """
 
     losses: np.ndarray
-    held_out: str | None = None
+    held_out: list[str] | None = None
     step: int = 0
     best: float | None = None
     waited: int = 0
@@ -93,8 +93,8 @@ class Progress:
         """Go on from a checkpoint."""
         self.losses[:step] = losses
         self.step, self.held_until = step, notes["held_until"]
-        if notes.get("held_out") == self.held_out:
-            self.best, self.waited = notes["best"], notes["waited"]
+        if self.held_out in (None, notes.get("held_out")):
+            self.held_out, self.best, self.waited = notes.get("held_out"), notes["best"], notes["waited"]
         elif notes["best"] is not None:
             LOG.warning("`validation` has other data than before step %d, so early stopping starts afresh", step)
         self.started = time.monotonic() - notes["seconds"]

@@ -18,9 +18,9 @@ from numpyro.infer.svi import SVIRunResult
 
 from proxvi._typing import Metrics, Tree
 from proxvi._validation import check_inference, check_integer, check_key, check_number
-from proxvi.svi import steers, warn_after_run
+from proxvi.svi import steers, warn_after_run, with_limits_of
 from proxvi.training._chunks import ChunkPacer, ChunkRunner
-from proxvi.training._devices import agree, local
+from proxvi.training._devices import agree, gather, local
 from proxvi.training._progress import LINE, MetricsLog, Progress, postfix, progress_bar
 from proxvi.training._run_fingerprint import digest
 from proxvi.training.checkpoints import Checkpoints
@@ -117,9 +117,10 @@ def fit(
     with ExitStack() as stack:
         if checkpointing is not None:
             checkpoints = stack.enter_context(closing(checkpointing.open(runner.describe())))
-        held_out = None if validation is None else digest(jax.tree.map(local, validation.data))
-        progress = Progress(np.empty(num_steps, jnp.result_type(float)), held_out)
+        progress = Progress(np.empty(num_steps, jnp.result_type(float)))
         if checkpoints is not None:
+            if validation is not None:
+                progress.held_out = gather(digest(jax.tree.map(local, validation.data)))
             _resume(checkpoints, runner, progress)
         log.start(progress.step)
         bar = stack.enter_context(progress_bar(reporting.progress, num_steps, progress.step))
@@ -244,9 +245,10 @@ def _resume(checkpoints: Checkpoints, runner: ChunkRunner, progress: Progress) -
             ", ".join(f"`{name}`" for name in restored.changed) or "shape of its state",
             f"starts the {' and the '.join(restored.fresh)} afresh" if restored.fresh else "keeps all of its state",
         )
-    runner.resume(
-        restored.step, restored.tree["state"], restored.notes["data"], accept_changes=checkpoints.accept_changes
-    )
+    state = restored.tree["state"]
+    if "over" in restored.changed:
+        state = with_limits_of(state, runner.state)
+    runner.resume(restored.step, state, restored.notes["data"], accept_changes=checkpoints.accept_changes)
     progress.resume(restored.step, restored.tree["losses"], restored.notes["fit"])
 
 

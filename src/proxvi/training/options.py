@@ -75,8 +75,9 @@ class Reporting:
 
     The metrics of a report are `elbo` (mean since the last report; that of a batch, unless the model weights its rows
     to stand for all), `magnitude`, `distance` and `share` of the constraint, or `shortfall`, `pull` and `active` of a
-    speed limit (lists, if there are several), `skipped`, `steps_per_second`, `seconds` (including those before a
-    restart), and with `Validation` also `validation_elbo`.
+    speed limit (lists, if there are several), `skipped`, `steps_per_second` (of all steps since the last report; the
+    first of a process compiles), `seconds` (including those before a restart), and with `Validation` also
+    `validation_elbo`.
 
     Args:
         every: steps between two reports; each includes a validation.
