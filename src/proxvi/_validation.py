@@ -41,8 +41,8 @@ def check_number(
         valid = False
     if not valid:
         bounds = {"of at least": at_least, "above": above, "below": below if below < math.inf else None}
-        bound = " and ".join(f"{word} {number:g}" for word, number in bounds.items() if number is not None)
-        raise ValueError(f"`{name}` must be a {kind} {bound}, got {value!r}; {remedy}.")
+        bound = " and".join(f" {word} {number:g}" for word, number in bounds.items() if number is not None)
+        raise ValueError(f"`{name}` must be a {kind}{bound}, got {value!r}; {remedy}.")
 
 
 def first_value(name: str, schedule: optax.ScalarOrSchedule) -> Any:

@@ -534,11 +534,11 @@ def together(folder, times, seed=0):
 
 
 def deadline(folder, *_):
-    """From SIGTERM to the exit, with 1 and 2 processes, and steps of 1 ms and 1 s."""
+    """From SIGTERM to the exit, with 1 and 2 processes, and batches that take 1 ms, 0.1 s and 1 s to load."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     found = {}
-    for seconds in (0.001, 1.0):
+    for seconds in (0.001, 0.1, 1.0):
         for count in (1, 2):
             place = folder / f"{count}-{seconds}"
             processes = start_two(place, f"slow={seconds}" if count == 2 else f"alone={seconds}", count)
@@ -583,8 +583,9 @@ SENTENCES = {
     ),
     "deadline": (
         "SIGTERM, then seconds to the exit",
-        "1 process: {1 processes, 0.001 s a step} with steps of 1 ms, {1 processes, 1 s a step} with steps of 1 s; 2: "
-        "{2 processes, 0.001 s a step} and {2 processes, 1 s a step}",
+        "steps of 1 ms, 0.1 s and 1 s, 1 process: {1 processes, 0.001 s a step}, {1 processes, 0.1 s a step} and "
+        "{1 processes, 1 s a step}; 2: {2 processes, 0.001 s a step}, {2 processes, 0.1 s a step} and "
+        "{2 processes, 1 s a step}",
     ),
 }
 
@@ -619,7 +620,7 @@ FAULTS = {
     "sighup": (partial(kill, number=signal.SIGHUP), 200, 50),
     "cut": (partial(damage, kind="cut"), 1_000, 250),
     "flip": (partial(damage, kind="flip"), 10_000, 1_000),
-    "deadline": (deadline, 4, 4),
+    "deadline": (deadline, 6, 6),
     "together": (together, 100, 12),
     "soak": (soak, 480, 60),
 }
