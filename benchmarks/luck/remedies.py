@@ -164,10 +164,15 @@ def race_of_modes(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | 
     guide, first = AutoDelta(problem.model), steps // 2
     starts = 64 if first >= FOR_64_LANES else 32
     svi = SVI(problem.model, guide, optax.adam(problem.rate), problem.loss)
-    winners = [
-        guide.median(proxvi.race(svi, seed_key, first, *problem.data, starts=starts, progress_bar=False).params)
-        for seed_key in jax.random.split(jax.random.fold_in(key, 0), seeds)
-    ]
+    try:
+        winners = [
+            guide.median(proxvi.race(svi, seed_key, first, *problem.data, starts=starts, progress_bar=False).params)
+            for seed_key in jax.random.split(jax.random.fold_in(key, 0), seeds)
+        ]
+    except ValueError as error:
+        if "must end a race with a finite" not in str(error):
+            raise
+        return Fits(np.full(seeds, -np.inf), None)  # as on `topics`, where all of them end so
     modes = jax.tree.map(lambda *x: jnp.stack(x), *winners)
     return from_modes(problem, modes, steps - first, jax.random.fold_in(key, 1), seeds)
 
