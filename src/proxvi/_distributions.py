@@ -68,11 +68,16 @@ def measure_leaves(
     beside = [jax.tree.leaves(other, is_leaf=is_distribution) for other in others]
     values = [measure(*both, k, num_samples) for *both, k in zip(leaves, *beside, keys, strict=True)]
     if total:
-        result = sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
-        for parents in [p for d in leaves if (p := sampled_parents(d)) is not None][:1]:
-            parents.terms[id(result)] = result, sum((jnp.sum(parents.of_value(x)) for x in values), start=jnp.zeros(()))
+        result = _sum_of(values)
+        parents = next((p for d in leaves if (p := sampled_parents(d)) is not None), None)
+        if parents is not None:
+            parents.terms[id(result)] = result, _sum_of([parents.of_value(value) for value in values])
         return result
     return jax.tree.unflatten(structure, values)
+
+
+def _sum_of(values: list[Tree]) -> Array:
+    return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
 
 
 def average_entropy(d: Distribution, key: Array | None, num_samples: int) -> Float[Array, "*units"]:
@@ -258,9 +263,15 @@ def _unwrapped(
             return jnp.asarray(measure(d)), None, latent
 
 
+def _mask_of(d: Distribution) -> tuple[Array | None, tuple[int, ...]]:
+    """The mask of the wrappers, and the latent axes."""
+    _, mask, latent = _unwrapped(d, lambda _: jnp.zeros(()), keeps_event=False)
+    return mask, latent
+
+
 def _num_elements(d: Distribution) -> Array | int:
     """How many elements of the batch count."""
-    _, mask, latent = _unwrapped(d, lambda _: jnp.zeros(()), keeps_event=False)
+    mask, latent = _mask_of(d)
     if mask is None:
         return math.prod(d.batch_shape)
     counts = jnp.broadcast_to(mask, d.batch_shape + latent)
@@ -506,7 +517,7 @@ _bernoulli_log_prob.defjvps(
 
 def _bernoulli_log_density(d: Distribution, value: ArrayLike) -> Array:
     """`log_prob` of Bernoullis within any wrappers."""
-    _, mask, latent = _unwrapped(d, lambda _: jnp.zeros(()), keeps_event=False)
+    mask, latent = _mask_of(d)
     if mask is not None:  # what is masked may be NaN, whose slope would stay
         value = jnp.where(mask, value, 0)
 

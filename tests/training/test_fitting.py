@@ -102,21 +102,25 @@ def test_stops_when_validation_does_not_improve_but_not_while_constrained() -> N
     assert 200 < len(fit(()).losses) < 3_000
 
 
+def steps_taken(folder: Path, optimizer: Any, steps: int, validation: proxvi.Validation | None) -> int:
+    svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optimizer, Trace_ELBO(), ())
+    result = proxvi.fit(
+        svi,
+        KEY,
+        steps,
+        ROWS,
+        batch_size=100,
+        checkpointing=proxvi.Checkpointing(folder),
+        reporting=proxvi.Reporting(every=10),
+        validation=validation,
+    )
+    return len(result.losses)
+
+
 @pytest.mark.slow
 def test_a_run_that_patience_stopped_goes_on_without_it(tmp_path: Path) -> None:
     def length(steps: int, patience: int | None = None) -> int:
-        svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.sgd(0.0), Trace_ELBO(), ())
-        result = proxvi.fit(
-            svi,
-            KEY,
-            steps,
-            ROWS,
-            batch_size=100,
-            checkpointing=proxvi.Checkpointing(tmp_path),
-            reporting=proxvi.Reporting(every=10),
-            validation=proxvi.Validation(ROWS, patience=patience),
-        )
-        return len(result.losses)
+        return steps_taken(tmp_path, optax.sgd(0.0), steps, proxvi.Validation(ROWS, patience=patience))
 
     assert length(200, patience=2) == length(200, patience=2) == 30  # nothing moves, so nothing gets better
     assert length(60) == 60
@@ -127,18 +131,8 @@ def test_early_stopping_starts_afresh_with_other_validation_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def length(steps: int, held_out: Any = None) -> int:
-        svi = proxvi.ProximitySVI(faults.model, AutoNormal(faults.model), optax.adam(0.01), Trace_ELBO(), ())
-        result = proxvi.fit(
-            svi,
-            KEY,
-            steps,
-            ROWS,
-            batch_size=100,
-            checkpointing=proxvi.Checkpointing(tmp_path),
-            reporting=proxvi.Reporting(every=10),
-            validation=None if held_out is None else proxvi.Validation(held_out, patience=2),
-        )
-        return len(result.losses)
+        validation = None if held_out is None else proxvi.Validation(held_out, patience=2)
+        return steps_taken(tmp_path, optax.adam(0.01), steps, validation)
 
     assert length(40, ROWS) == 40
     assert length(50) == 50

@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 from proxvi._typing import Batch, Guide, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.estimators import as_scheduled
-from proxvi.svi import ProximitySVI, ProximitySVIState, with_params
+from proxvi.svi import ProximitySVI, ProximitySVIState, is_finite, with_params
 from proxvi.training import Arrays, ordered, program_digest
 
 __all__ = ["Programs", "programs_of", "renewed"]
@@ -126,8 +126,7 @@ class Programs:
 
             none = jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.array(True)
             state, mean, _, finite = jax.lax.fori_loop(0, length, step, (state, *none))
-            params = jax.tree.leaves(self.svi.optim.get_params(state.optim_state))
-            alive = finite & jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in params]))
+            alive = finite & is_finite(self.svi.optim.get_params(state.optim_state))
             return state, jnp.where(alive, mean, jnp.inf)
 
         def block(b: Array, carry: tuple[ProximitySVIState, Array]) -> tuple[ProximitySVIState, Array]:

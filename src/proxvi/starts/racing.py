@@ -20,7 +20,7 @@ from proxvi._typing import Float, Int, Params, Tree
 from proxvi._validation import check_inference, check_integer, check_key
 from proxvi.constraints import SpeedLimit
 from proxvi.starts._lanes import OTHER_STARTS, Lanes, take
-from proxvi.svi import ProximitySVIState
+from proxvi.svi import ProximitySVIState, is_finite
 from proxvi.training import Checkpointing
 from proxvi.training.checkpoints import Checkpoints
 
@@ -221,7 +221,7 @@ def race(
                     checkpoints.wait()
     estimates = lanes.elbos(states, jax.random.fold_in(key, 2 + len(rounds)), particles).astype(np.float64)
     winner, elbo, params = int(alive[0]), float(estimates.mean()), take(lanes.params(states), 0)
-    if not (math.isfinite(elbo) and all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params))):
+    if not (math.isfinite(elbo) and is_finite(params)):
         raise ValueError(
             f"`svi` must end a race with a finite ELBO and finite parameters, got ELBO {elbo:.5g} of the winner, start "
             f"{winner % starts}; look at the model, and lower the learning rate."

@@ -1,6 +1,6 @@
 """Constraints in NumPyro's SVI."""
 
-from proxvi.svi._nonfinite import Skipped, guarded_update, raise_if_stopped, stays_finite
+from proxvi.svi._nonfinite import Skipped, guarded_update, is_finite, raise_if_stopped, stays_finite
 from proxvi.svi._run_warnings import steers, warn_after_run
 from proxvi.svi.proximity_svi import (
     ProximitySVI,
@@ -17,6 +17,7 @@ __all__ = [
     "Skipped",
     "batch_sites",
     "guarded_update",
+    "is_finite",
     "raise_if_stopped",
     "stays_finite",
     "steers",

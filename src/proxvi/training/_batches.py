@@ -21,7 +21,7 @@ from proxvi.training.checkpoints import ConfigurationError
 
 LOG = logging.getLogger("proxvi")
 STREAM_BYTES = 64 * 2**20  # of batches that a stream hands to the device at once
-ORDERED_ROWS = 2**20  # of epochs whose order is made at once: a second or two
+ORDERED_ROWS = 2**20  # in the epochs whose orders are made at once, which takes a second or two
 
 
 def make_source(
