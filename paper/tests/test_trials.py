@@ -74,6 +74,12 @@ def test_a_trial_is_run_once_and_resumes(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr("proxvi.fit", interrupt)
         assert trials.run(ONE, tmp_path / "b", tmp_path / "b") == whole  # from the file
 
+    curves = tmp_path / "b" / ONE.name / "metrics.jsonl"
+    curves.write_text("".join(curves.read_text().splitlines(keepends=True)[-1:]))
+    (tmp_path / "b" / ONE.file_name).unlink()
+    with pytest.raises(OSError, match=r"got [01] of 2 reports in .*metrics\.jsonl; put the file back"):
+        trials.run(ONE, tmp_path / "b", tmp_path / "b")
+
 
 def test_of_two_processes_that_run_one_trial_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another open file, as here, is to a lock what another process is; only one that excludes all waits for this."""

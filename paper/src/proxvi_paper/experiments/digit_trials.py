@@ -118,6 +118,7 @@ class DigitTrial:
         """Train, then evaluate."""
         data = binarized_mnist()
         svi, trained = train(self, data, folder, checkpoint_every=checkpoint_every, progress=progress)
+        reports = self._reports(folder)
         began = time.perf_counter()
         # Training uses the key of the seed itself, and JAX's `split` is a `fold_in` of small numbers. This is another.
         key, sample_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), 1_000_003))
@@ -125,12 +126,6 @@ class DigitTrial:
         evaluation = proxvi.evaluate(
             key, svi.model, svi.guide, trained.params, valid, num_samples=self.samples, progress=progress
         )
-        reports = [line for line in metrics(folder) if "elbo" in line]
-        if not reports:
-            raise OSError(
-                f"`runs` must hold the metrics of a trial beside its checkpoints, got {folder} without metrics.jsonl, "
-                "which has the curves; put it back, or remove the folder to train again."
-            )
         figures = {
             **{name: getattr(evaluation, name) for name in EVALUATED},
             # A mean may depend on a few digits, such as those with a pixel that was never on in training.
@@ -142,6 +137,21 @@ class DigitTrial:
             "samples": [encode(image) for image in _draw(sample_key, svi, trained.params, valid[:SAMPLED])],
         }
         return Measurement(figures, reports[-1]["seconds"] + time.perf_counter() - began)
+
+    @property
+    def report_every(self) -> int:
+        """Steps from one report to the next."""
+        return max(LEAST, self.steps // REPORTS)
+
+    def _reports(self, folder: Path) -> list[dict[str, Any]]:
+        """The reports of a finished training, which have the curves."""
+        reports, wanted = [line for line in metrics(folder) if "elbo" in line], -(-self.steps // self.report_every)
+        if len(reports) < wanted:
+            raise OSError(
+                f"`runs` must hold the metrics of a trial beside its checkpoints, got {len(reports)} of {wanted} reports "
+                f"in {folder / 'metrics.jsonl'}; put the file back, or remove the folder to train again."
+            )
+        return reports
 
 
 def train(
@@ -159,7 +169,7 @@ def train(
             folder / "checkpoints", every=checkpoint_every, keep=2, configuration=trial.training
         ),
         reporting=proxvi.Reporting(
-            every=max(LEAST, trial.steps // REPORTS),
+            every=trial.report_every,
             progress=progress,
             measure=jax.jit(lambda params: trial.watch(svi, params, watched)),
             metrics_file=folder / "metrics.jsonl",
