@@ -148,8 +148,8 @@ class DigitTrial:
         reports, wanted = [line for line in metrics(folder) if "elbo" in line], -(-self.steps // self.report_every)
         if len(reports) < wanted:
             raise OSError(
-                f"`runs` must hold the metrics of a trial beside its checkpoints, got {len(reports)} of {wanted} reports "
-                f"in {folder / 'metrics.jsonl'}; put the file back, or remove the folder to train again."
+                f"`runs` must hold the metrics of a trial beside its checkpoints, got {len(reports)} of {wanted} "
+                f"reports in {folder / 'metrics.jsonl'}; put the file back, or remove the folder to train again."
             )
         return reports
 
