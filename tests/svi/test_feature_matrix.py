@@ -852,8 +852,9 @@ INTRODUCTION = """\
 # What works with what
 
 `ProximitySVI` stands in for `numpyro.infer.SVI`. This is what it does with {features} features of NumPyro, Optax and
-JAX. The columns are a constraint on one of three statistics, deterministic annealing (`AnnealedELBO`), and no
-constraint, `()`.
+JAX. The columns are the paper's constraint, `Proximity`, on one of three statistics, deterministic annealing
+(`AnnealedELBO`), and no constraint, `()`. Not in this table: `SpeedLimit` (which refuses forward-mode differentiation),
+`luck` and `race`.
 
 - works: a few steps have finite losses and finite parameters, and the constraint changes them. With `()`, and with
   every magnitude at 0, the parameters are those of NumPyro's `SVI`, bit for bit.
