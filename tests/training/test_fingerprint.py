@@ -16,6 +16,7 @@ import optax
 import pytest
 from numpyro.infer import Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.primitives import mutable
 
 import proxvi
 from proxvi.training._run_fingerprint import describe, digest, program_digest
@@ -95,6 +96,21 @@ LONG = np.ones(5_000, np.float32)
 def test_another_computation_has_another_digest(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert program(**one) != program(**other)
     assert program(**one) == program(**one)
+
+
+def counts_from(first: float) -> Callable[[Any], None]:
+    def model(x: Any) -> None:
+        count: Any = mutable("count", jnp.float32(first))
+        numpyro.sample("x", dist.Normal(numpyro.sample("a", dist.Normal(0.0, 1.0)) + 0.0 * count, 1.0), obs=x)
+
+    return model
+
+
+def test_mutable_state_at_the_start_counts() -> None:
+    one, other = described(model=counts_from(0.0)), described(model=counts_from(1.0))
+    assert one["program"] == other["program"]
+    assert one["start"] != other["start"]
+    assert one == described(model=counts_from(0.0))
 
 
 def test_one_entry_of_a_long_constant_counts() -> None:

@@ -29,7 +29,8 @@ def describe(svi: ProximitySVI, key: Array, state: ProximitySVIState, batch: Bat
         "loss": type(svi.loss).__name__,
         "jax": jax.__version__,
         "program": program_digest(program),
-        "start": digest(jax.tree.map(local, state.optim_state)),  # has what is set there, as by `inject_hyperparams`
+        # What `inject_hyperparams` or a `mutable` site sets there is not in the program.
+        "start": digest(jax.tree.map(local, (state.optim_state, state.mutable_state))),
         # It is in the state, and not in the program; None is a part of the length of the run, which may change.
         **({"over": over} if any(over) else {}),
     }
