@@ -14,6 +14,8 @@ __all__ = ["luck"]
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 
+WINDOWS = 200  # of a trace
+
 
 def pyplot() -> Any:
     """Return `matplotlib.pyplot`, imported when a plot is made and not before."""
@@ -49,7 +51,10 @@ def luck(runs: "Mapping[str, Luck]", path: Path) -> None:
         len(runs), 2, figsize=(9, 2.8 * len(runs)), sharey="row", squeeze=False, layout="constrained"
     )
     for (left, right), (name, run) in zip(panels, runs.items(), strict=True):
-        elbos, traces, best, tolerance = run.elbos, run.traces, run.best, run.tolerance
+        elbos, best, tolerance = run.elbos, run.best, run.tolerance
+        # Means of windows: the noise of single steps would fill the panel.
+        windows = np.array_split(run.traces, min(WINDOWS, run.traces.shape[1]), axis=1)
+        traces = np.stack([np.mean(window, axis=1) for window in windows], axis=1)
         left.plot(
             np.linspace(0, 1, traces.shape[1]), traces.T, color=COLOURS[0], lw=0.6, alpha=min(1.0, 10 / len(elbos))
         )
