@@ -8,6 +8,7 @@ runs from many keys as one program, and the report says where they end.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,12 @@ def summary(runs: dict[str, proxvi.Luck]) -> str:
     best: dict[str, float] = {}
     for name, ended in runs.items():
         problem = name.split(", ")[0]
-        best[problem] = max(best.get(problem, -np.inf), ended.best_found)
+        best[problem] = max(best.get(problem, ended.best_found), ended.best_found)
     lines = ["| inference, method | within 2 nats of the best | best | median | worst |", "|---|---|---|---|---|"]
     for name, ended in runs.items():
-        elbos = ended.elbos
-        good = int(np.sum(elbos >= best[name.split(", ")[0]] - 2.0))
-        ends = " | ".join(f"{end:.1f}" for end in (np.max(elbos), np.median(elbos), np.min(elbos)))
-        lines.append(f"| {name} | {good} of {len(elbos)} | {ends} |")
+        good = replace(ended, best_known=best[name.split(", ")[0]]).good
+        ends = " | ".join(f"{end:.1f}" for end in (ended.best_found, np.median(ended.elbos), np.min(ended.elbos)))
+        lines.append(f"| {name} | {good} of {len(ended.elbos)} | {ends} |")
     return "\n".join(lines)
 
 
