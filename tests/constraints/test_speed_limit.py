@@ -27,6 +27,9 @@ from proxvi.svi import warn_after_run
 from proxvi.transforms import ProximityState
 
 KEY = jax.random.key(0)
+ROUNDS_ALIKE = pytest.mark.skipif(
+    jax.__version__.split(".") < ["0", "11", "1"], reason="XLA rounds across the barrier of `descend`"
+)
 HELD = pytest.mark.filterwarnings("ignore:SpeedLimit:UserWarning")  # so few steps
 
 
@@ -54,9 +57,14 @@ def network_entropy(params: Any) -> Any:
 
 
 def descend(
-    optimizer: optax.GradientTransformation, loss: Callable[[Any], jax.Array], params: Any, steps: int
+    optimizer: optax.GradientTransformation,
+    loss: Callable[[Any], jax.Array],
+    params: Any,
+    steps: int,
+    state: Any = None,
 ) -> tuple[Any, Any]:
-    """The parameters after each step, and the states."""
+    """The parameters after each step, and the states; from `state` on, if it is given."""
+    state = optimizer.init(params) if state is None else state
 
     def step(carry: Any, _: None) -> tuple[Any, Any]:
         params, state = carry
@@ -66,7 +74,7 @@ def descend(
         params = optax.apply_updates(params, jax.lax.optimization_barrier(updates))
         return (params, state), (params, state)
 
-    return jax.jit(lambda: jax.lax.scan(step, (params, optimizer.init(params)), None, steps)[1])()
+    return jax.jit(lambda: jax.lax.scan(step, (params, state), None, steps)[1])()
 
 
 # A loss that drives the entropy to its end, the statistic, and parameters to start from.
@@ -156,7 +164,7 @@ def test_only_what_makes_a_held_unit_fall_is_slowed_and_by_its_weight(lacks: flo
     np.testing.assert_allclose(limited["level"], [-0.1 * (1.0 - slowed_by), 0.3, -0.1], atol=1e-6)
 
 
-@pytest.mark.skipif(jax.__version__.split(".") < ["0", "11", "1"], reason="XLA rounds across the barrier of `descend`")
+@ROUNDS_ALIKE
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_while_the_limit_is_kept_every_bit_is_the_optimisers(name: str) -> None:
     params = {"logits": jnp.array([3.0, -2.0, 1.0])}
@@ -176,6 +184,22 @@ def test_a_limit_off_is_void_also_where_the_entropy_falls() -> None:
     loss, statistic, start = PROBLEMS["Bernoulli"]
     off = optax.chain(optax.adam(0.03), proxvi.speed_limit(statistic, 0))
     assert bits(descend(off, loss, start(KEY), 50)[0]) == bits(descend(optax.adam(0.03), loss, start(KEY), 50)[0])
+
+
+@ROUNDS_ALIKE
+def test_after_twice_over_every_bit_is_the_optimisers() -> None:
+    def level(params: Any) -> Any:
+        return params["level"]
+
+    over, steps, adam = 40, 160, optax.adam(0.1)
+    link = optax.chain(adam, proxvi.speed_limit(level, over, range=1.0))
+    visited, (states, limits) = descend(link, lambda p: jnp.sum(level(p)), {"level": jnp.ones(3)}, steps)
+    assert np.all(limits.telemetry.pull[2 * over - 10 : 2 * over] > 0.0)  # the loss pulls it down for ever
+    assert np.all(limits.telemetry.pull[2 * over :] == 0.0)
+    assert np.all(limits.telemetry.shortfall[2 * over :] == 0.0)
+    params, state = jax.tree.map(lambda x: x[2 * over - 1], (visited, states))
+    alone, _ = descend(adam, lambda p: jnp.sum(level(p)), params, steps - 2 * over, state)
+    assert bits(alone) == bits(jax.tree.map(lambda x: x[2 * over :], visited))
 
 
 def units(x: jax.Array) -> None:

@@ -23,6 +23,7 @@ LONGEST_PULL = 2.0  # in lengths of the optimiser's update; 1 cancels any fall t
 NOISE = 0.01  # of the range: batches are averaged until the noise of the statistic is as small as this
 MEMORY = 100  # steps over which the noise is measured
 LONGEST_AVERAGE = 1 / 250  # of `over`
+END = 2  # times `over`: from then on the optimiser is alone
 TINY = 1e-30
 
 
@@ -82,12 +83,13 @@ class SpeedLimit:
     `R` is the range of the statistic. The limit is one-sided: what rises may rise at once. It is kept by a floor that
     follows the statistic by at most R / over a step, so what has just risen may fall back. An update that keeps to the
     limit is left as it is, to the bit. Nothing is added to the gradient, so the optimiser's moments never see the
-    constraint, and its strength is in units of the optimiser's own step.
+    constraint, and its strength is in units of the optimiser's own step. After 2 `over` steps the limit ends: from then
+    on the updates are the optimiser's alone.
 
     Attributes:
         statistic: `f`, a function whose value may not fall fast.
         over: the number of steps over which the whole range may be lost. None is a third of the run, whose length
-            `run` and `fit` know. 0 is no limit.
+            `run` and `fit` know, so that the last third is free. 0 is no limit.
         range: `R`, a number for all units. None is the range of the entropy: the logarithm of the number of values of
             a discrete unit, 5 nats for a continuous one. A statistic that is not made of entropies must name it.
 
@@ -165,6 +167,8 @@ class SpeedLimit:
             u ← (1 − e) u   where u G < 0                 slow down what makes the statistic fall
             u ← u + e max(0, Σ w (0.05 s − 1 / over) − G·u) G / |G|²,   at most 2 |u|
 
+        From step 2 `over` on nothing lacks anything: s = 0.
+
         Args:
             state: from `init`, or from the step before.
             result: what the optimiser gave, the update itself or the parameters after it.
@@ -177,9 +181,14 @@ class SpeedLimit:
             `result` with the change of the update added to it, the next state, and what was done.
         """
         after = self._advance(state, value, ranges)
-        lacks = jax.tree.map(lambda floor, mean, r: (floor - mean) / r, after.floor, after.average, ranges)
+        # Noise takes units below their floors, where they are pulled up, and above, where they are not pulled down. So
+        # what the loss pulls down only weakly would stay up for ever: the limit must end.
+        holds = state.step < END * state.over
+        lacks = jax.tree.map(
+            lambda floor, mean, r: jnp.where(holds, (floor - mean) / r, 0.0), after.floor, after.average, ranges
+        )
         weights = jax.tree.map(lambda s: jnp.clip(s / TOLERANCE, 0.0, 1.0), lacks)
-        active = (state.over > 0.0) & jnp.any(jnp.stack([jnp.any(w > 0.0) for w in jax.tree.leaves(weights)]))
+        active = holds & jnp.any(jnp.stack([jnp.any(w > 0.0) for w in jax.tree.leaves(weights)]))
 
         def slope_of(weights: Tree) -> ParamTree:
             return slope(jax.tree.map(lambda w, f: w.astype(f.dtype), weights, value))

@@ -28,8 +28,8 @@ def speed_limit(
 
     Args:
         statistic: `f`, a function of the parameters, and of what else it names and `update` is given.
-        over: the number of steps over which the whole range may be lost; a third of the steps of the run is a good
-            choice, and 0 is no limit.
+        over: the number of steps over which the whole range may be lost; after 2 `over` steps the limit ends. A third
+            of the steps of the run is a good choice, and 0 is no limit.
         range: `R`, as in `SpeedLimit`; entropies know their own.
         example: the further arguments of the statistic by name, as arrays or `jax.ShapeDtypeStruct`.
 
