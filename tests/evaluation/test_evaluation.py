@@ -147,9 +147,14 @@ def test_eight_devices_give_what_one_does(shape: tuple[int, ...], rows: int, mon
     pair, params = network((3,))
     many, parts = jax.make_mesh(shape, ("rows", "else")[: len(shape)]), []
 
-    def spy(*args: Any) -> Any:
-        weights = log_weights(*args)
-        parts.append({shard.index[0].indices(len(weights))[:2] for shard in weights.addressable_shards})
+    def spy(*args: Any, **options: Any) -> Any:
+        weights = log_weights(*args, **options)
+
+        def look(sharding: Any) -> None:
+            indices = sharding.devices_indices_map(weights.shape).values()
+            parts.append({index[0].indices(len(weights))[:2] for index in indices})
+
+        jax.debug.inspect_array_sharding(weights, callback=look)
         return weights
 
     monkeypatch.setattr("proxvi.evaluation.importance_sampling.log_weights", spy)
@@ -170,6 +175,26 @@ def linear_guide(x: Any) -> None:
     mean = 4.0 * x @ (W.T @ jnp.linalg.inv(jnp.eye(2) + 4.0 * W @ W.T)) + numpyro.param("shift", 0.0)
     with numpyro.plate("data", len(x)):
         numpyro.sample("z", dist.MultivariateNormal(mean, covariance))
+
+
+def test_a_variable_that_has_changed_since_the_last_call_counts() -> None:
+    shift = 0.0
+
+    def model(x: Any) -> None:
+        with numpyro.plate("data", len(x)):
+            z = jnp.asarray(numpyro.sample("z", dist.Normal(0.0, 1.0)))
+            numpyro.sample("x", dist.Normal(z + shift, 1.0), obs=x)
+
+    def guide(x: Any) -> None:
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("z", dist.Normal(0.5 * (x - shift), 0.5**0.5))  # the posterior: every sample is exact
+
+    def likelihood() -> float:
+        return evaluate(KEY, model, guide, {}, np.ones(2), num_samples=2, mesh=ONE).log_likelihood
+
+    for now in (0.0, 3.0):
+        shift = now
+        np.testing.assert_allclose(likelihood(), dist.Normal(shift, 2**0.5).log_prob(1.0), rtol=1e-5)
 
 
 LINEAR = {"W": jnp.array([[1.0, -0.5, 2.0], [0.3, 1.0, 0.5]]), "width": 1.0, "shift": 0.0}

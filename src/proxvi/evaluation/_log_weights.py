@@ -1,7 +1,5 @@
 """Log weights of samples of a guide under a model, row by row."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -16,7 +14,6 @@ __all__ = ["check_sites", "log_weights"]
 ModelAndGuide = tuple[Model, Guide]
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
 def log_weights(
     params: Params,
     key: Array,
@@ -105,7 +102,7 @@ def check_sites(pair: ModelAndGuide, params: Params, args: tuple[Tree, ...]) -> 
         def look(params: Params, args: tuple[Tree, ...]) -> None:
             found.extend(_traces(jax.random.split(jax.random.key(0)), pair, params, args))
 
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), args)
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), jnp.result_type(x)), args)
         jax.eval_shape(look, params, batch)
         return found
 

@@ -1,6 +1,7 @@
 """`evaluate`: ELBO and marginal likelihood of held-out data by importance sampling, with their errors."""
 
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proxvi._typing import Float, Guide, Model, Params, Tree
-from proxvi._validation import check_integer, common_length
+from proxvi._validation import check_integer, check_key, common_length
 from proxvi.evaluation._log_weights import check_sites, log_weights
 
 __all__ = ["Evaluation", "evaluate"]
@@ -38,8 +39,8 @@ class Evaluation(NamedTuple):
         log_likelihood_bias: roughly the bias of `log_likelihood`: minus half the mean of those variances. More samples
             lower it, more rows do not.
         effective_sample_size: mean of `effective_sample_sizes`.
-        khat_above: share of rows with k̂ above 0.7, among those whose k̂ is known; NaN if none is. The estimates of such
-            rows depend on a few samples and are not reliable.
+        khat_above: share of rows with k̂ above 0.7. The estimates of such rows depend on a few samples and are not
+            reliable. Rows whose k̂ is not known are not counted; NaN if no k̂ is known.
         num_samples: `S`.
         elbos: for each row.
         log_likelihoods: for each row.
@@ -132,6 +133,7 @@ def evaluate(
         >>> result.khat_above  # the share of rows whose estimate is not reliable; `print(result)` shows all
         0.0
     """
+    check_key(key)
     check_integer("num_samples", num_samples, at_least=2, remedy="the error is estimated from their spread")
     check_integer("chunk", chunk, remedy="a smaller one takes less memory and more time")
     args: tuple[Tree, ...] = data if isinstance(data, tuple) else (data,)
@@ -150,12 +152,16 @@ def evaluate(
     group = devices * at_once[0] * _even(-(-share // at_once[0]), limit // at_once[0])
     params, key = jax.device_put((params, key), everywhere)
     shown = (sys.stderr.isatty() if progress is None else progress) and jax.process_index() == 0
+    # Compiled for this call alone: a model may read variables that have changed since the last one.
+    weigh = jax.jit(
+        partial(log_weights, pair=(model, guide), plates=plates, mesh=mesh, num_samples=num_samples, at_once=at_once)
+    )
     summaries = []
     with tqdm.tqdm(total=rows, disable=not shown, unit="row", dynamic_ncols=True) as bar:
         for first in range(0, rows, group):
             numbers = np.arange(first, first + group) % rows  # as many in every group; what is over is dropped below
             batch = jax.device_put((numbers, jax.tree.map(lambda x, at=numbers: x[at], args)), spread)
-            weights = log_weights(params, key, *batch, (model, guide), plates, mesh, num_samples, at_once)
+            weights = weigh(params, key, *batch)
             summaries.append(_summary(np.asarray(weights, np.float64)[: rows - first]))
             bar.update(len(summaries[-1][0]))
     elbos, elbo_variances, log_likelihoods, variances, effective, khats = (
