@@ -192,6 +192,21 @@ def test_bernoulli_entropy_and_slope_are_exact_for_every_logit(logit: float) -> 
     np.testing.assert_allclose(slope, -logit * odds / (1 + odds) ** 2, rtol=1e-5, atol=1e-37)
 
 
+@pytest.mark.parametrize("logit", [-np.inf, -200.0, 200.0, np.inf])
+def test_a_bernoulli_that_is_certain_has_no_entropy_and_no_slope(logit: float) -> None:
+    def entropy(x: jax.Array) -> jax.Array:
+        return proxvi.entropy(dist.Bernoulli(logits=x))
+
+    def divergence(x: jax.Array) -> jax.Array:
+        return proxvi.kl_to_prior(dist.Bernoulli(logits=x), prior=dist.Bernoulli(logits=0.5))
+
+    surprise = jax.nn.softplus(-0.5 * np.sign(logit))  # −log of the probability of its only value
+    for function, expected in ((entropy, 0.0), (divergence, surprise)):
+        value, slope = jax.jit(jax.value_and_grad(function))(jnp.array(logit))
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        assert slope == 0.0
+
+
 def test_categorical_entropy_with_an_impossible_class() -> None:
     value, slope = jax.jit(jax.value_and_grad(lambda x: proxvi.entropy(dist.Categorical(logits=x))))(
         jnp.array([0.0, 0.0, -jnp.inf])

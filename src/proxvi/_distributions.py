@@ -173,12 +173,14 @@ def with_parents(d: Distribution, parents: SampledParents) -> Distribution:
 
 
 def sampled_parents(d: Distribution) -> SampledParents | None:
-    """What `with_parents` has told."""
-    return getattr(d, "_sampled_parents", None)
+    """What `with_parents` has told; `to_event` hides it, and leaves the axes where they were."""
+    while (found := getattr(d, "_sampled_parents", None)) is None and isinstance(d, dist.Independent):
+        d = d.base_dist
+    return found
 
 
 def of_model(p: Distribution) -> Distribution:
-    """A copy of a prior whose gradient is that of the guide's samples it depends on: the model's parameters stay."""
+    """A copy of a prior. Its gradient flows to the guide's samples, not to the model's parameters."""
     p = copy.copy(p)
     if isinstance(p, _WRAPPERS):
         p.base_dist = of_model(p.base_dist)
@@ -421,7 +423,11 @@ def _kl(q: Distribution, p: Distribution, key: Array | None, num_samples: int) -
         # NumPyro has no closed form for this pair, and its log density has the wrong slope where a logit is 0
         # (that of a clip and of an absolute value, 1 where 1/2 is right), so no sum over the support either.
         ours, theirs = jnp.asarray(q.logits), jnp.asarray(p.logits)
-        return jax.nn.sigmoid(ours) * (ours - theirs) - jax.nn.softplus(ours) + jax.nn.softplus(theirs)
+        on = jax.nn.sigmoid(ours)
+        certain = (on == 0.0) | (on == 1.0)  # then the logit may be infinite, and KL is −log p of the one value
+        ours = jnp.where(certain, 0.0, ours)
+        uncertain = jax.nn.sigmoid(ours) * (ours - theirs) - jax.nn.softplus(ours) + jax.nn.softplus(theirs)
+        return jnp.where(certain, jax.nn.softplus(jnp.where(on == 1.0, -theirs, theirs)), uncertain)
     if _same_bijection(q, p):  # KL does not change under a bijection of z
         q, p = q.base_dist, p.base_dist  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -543,14 +549,15 @@ def _bernoulli_entropy(logits: Array) -> Array:
     odds = jnp.exp(-size)
     u = 1.0 + odds
     log1p = jnp.where(u == 1.0, odds, jnp.log(u) * odds / jnp.where(u == 1.0, 1.0, u - 1.0))
-    return log1p + size * odds / u
+    return log1p + jnp.where(odds == 0.0, 0.0, size) * odds / u  # 0 ∞ = 0: the logit may be infinite
 
 
 @_bernoulli_entropy.defjvp
 def _bernoulli_entropy_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (logits,), (tangent,) = primals, tangents
     odds = jnp.exp(-jnp.abs(logits))
-    return _bernoulli_entropy(logits), -logits * odds / (1.0 + odds) ** 2 * tangent  # −l σ(l) σ(−l)
+    finite = jnp.where(odds == 0.0, 0.0, logits)
+    return _bernoulli_entropy(logits), -finite * odds / (1.0 + odds) ** 2 * tangent  # −l σ(l) σ(−l)
 
 
 def _categorical_entropy(logits: Array) -> Array:
