@@ -102,7 +102,7 @@ def main():
         inferences = {
             "SVI": SVI(model, guide, adam, loss),
             "ProximitySVI": ours(constraint()),
-            "speed limit, kept": ours(proxvi.SpeedLimit(over=1)),  # the whole range may go in one step
+            "speed limit, kept": ours(proxvi.SpeedLimit(over=1e9, range=1e18)),  # 1e9 nats may go in a step
             "speed limit, active": ours(proxvi.SpeedLimit(over=1e9)),  # nothing may go
         }
         for name, svi in inferences.items():

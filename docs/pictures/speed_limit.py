@@ -69,7 +69,8 @@ def main() -> None:
     ends = {name: found["elbo"][-100:].mean() for name, found in {"VI": plain, "limited": limited}.items()}
     left.plot(steps, plain["entropy"], color=ORANGE)
     left.plot(steps, limited["entropy"], color=BLUE)
-    left.plot(steps, limited["floor"], color=GREY, ls="--", lw=1)
+    end = 2 * STEPS // 3  # of the limit
+    left.plot(steps[:end], limited["floor"][:end], color=GREY, ls="--", lw=1)
     left.annotate(f"VI gives it up\nat once: ELBO {ends['VI']:.0f}", (1750, 0.06), color=ORANGE, va="bottom")
     left.annotate(f"with a speed limit:\nELBO {ends['limited']:.0f}", (750, 0.68), color=BLUE, va="bottom")
     left.annotate(

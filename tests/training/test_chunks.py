@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import memory
 import numpy as np
 import numpyro
@@ -120,6 +121,42 @@ def test_warns_if_a_batch_does_not_stand_for_all_rows(recwarn: pytest.WarningsRe
     assert not warnings_of(lambda x: numpyro.plate("rows", 1_000, subsample_size=x.shape[0]))
     assert not warnings_of(lambda x: numpyro.plate("rows", x.shape[0]), mean=0.0)  # nothing is shared
     assert not warnings_of(lambda x: numpyro.plate("rows", x.shape[0]), size=1_000)  # all rows at once
+
+
+def test_a_shared_variable_as_long_as_a_batch_is_not_taken_for_rows() -> None:
+    def model(x: Any) -> None:
+        weights = jnp.asarray(numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([10]).to_event(1)))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("x", dist.Normal(jnp.sum(weights), 1.0), obs=x[:, 0])
+
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.sgd(1e-3), Trace_ELBO(), ())
+    with pytest.warns(UserWarning, match="beside the whole prior of 'weights'"):
+        ChunkRunner(svi, KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
+
+
+@pytest.mark.parametrize("constraint", [proxvi.SpeedLimit, lambda f: proxvi.Proximity(f, magnitude=1.0)])
+def test_a_statistic_of_single_rows_is_refused_with_batches(constraint: Any) -> None:
+    def model(x: Any) -> None:
+        with numpyro.plate("rows", x.shape[0]):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x[:, 0])
+
+    def guide(x: Any) -> None:
+        slope = jnp.asarray(numpyro.param("slope", 0.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("z", dist.Normal(slope * x[:, 0], 1.0))
+
+    def svi(statistic: Any) -> proxvi.ProximitySVI:
+        return proxvi.ProximitySVI(model, guide, optax.sgd(1e-3), Trace_ELBO(), constraint(statistic))
+
+    ChunkRunner(svi(proxvi.entropy), KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
+    by_row = svi(lambda q: proxvi.entropy(q["z"].to_event(1)))
+    ChunkRunner(by_row, KEY, (ROWS,), None, ChunkPacer(10, 10), None)
+    if constraint is proxvi.SpeedLimit:  # the past of the other is that of the parameters
+        with pytest.raises(ValueError, match="`statistic` must be averaged over the rows of a batch"):
+            ChunkRunner(by_row, KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
+    else:
+        ChunkRunner(by_row, KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ class LimitTelemetry(NamedTuple):
     """What a speed limit did. It is for people: no later step reads it.
 
     Attributes:
-        shortfall: what the statistic lacks at the latest step, as a part of its range, of the unit that lacks most.
-        pull: length of the change of the latest update, in lengths of that update.
+        shortfall: how far the worst unit is below its floor, as a part of the range of the statistic; 0 after the end.
+        pull: length of the change of the latest update, in lengths of that update; 0 after the end.
         active: the share of all steps so far in which the update was changed.
 
     Example:
@@ -55,7 +55,7 @@ class LimitState(NamedTuple):
 
     Attributes:
         step: how many were taken.
-        over: the number of steps over which the whole range may be lost; 0 means no limit.
+        over: the number of steps over which the whole range may be lost; 0 means no limit, None not yet known.
         active: the number of steps in which the update was changed.
         latest: the statistic at the step before.
         change: by how much it had changed there.
@@ -65,7 +65,7 @@ class LimitState(NamedTuple):
     """
 
     step: Array
-    over: Array
+    over: Array | None
     active: Array
     latest: Tree
     change: Tree
@@ -89,7 +89,8 @@ class SpeedLimit:
     Attributes:
         statistic: `f`, a function whose value may not fall fast.
         over: the number of steps over which the whole range may be lost. None is a third of the run, whose length
-            `run` and `fit` know, so that the last third is free. 0 is no limit.
+            `run` and `fit` know, so that the last third is free. 0 is no limit. Counted in steps of the limit, so one
+            that was not finite, or was taken before there was a limit, does not count.
         range: `R`, a number for all units. None is the range of the entropy: the logarithm of the number of values of
             a discrete unit, 5 nats for a continuous one. A statistic that is not made of entropies must name it.
 
@@ -146,7 +147,7 @@ class SpeedLimit:
         """The state before the first step; `describe()` gives the shapes of the statistic."""
         # Five arrays, not one five times: a loop may donate the state.
         units = (jax.tree.map(lambda x: jnp.zeros(x.shape), describe()) for _ in range(5))
-        over = jnp.asarray(0.0 if self.over is None else self.over, jnp.result_type(float))
+        over = None if self.over is None else jnp.asarray(self.over, jnp.result_type(float))
         return LimitState(jnp.zeros((), jnp.int32), over, jnp.zeros((), jnp.int32), *units)
 
     def limit(
@@ -180,21 +181,23 @@ class SpeedLimit:
         Returns:
             `result` with the change of the update added to it, the next state, and what was done.
         """
-        after = self._advance(state, value, ranges)
-        # Noise takes units below their floors, where they are pulled up, and above, where they are not pulled down. So
-        # what the loss pulls down only weakly would stay up for ever: the limit must end.
-        holds = state.step < END * state.over
+        over = state.over
+        assert over is not None, "`update` refuses a limit that does not know it"
+        after = self._advance(state, over, value, ranges)
+        # Without an end, noise would hold up for ever what the loss pulls down only weakly: below its floor a unit is
+        # pulled up, above it is not pulled down.
+        holds = state.step < END * over
         lacks = jax.tree.map(
             lambda floor, mean, r: jnp.where(holds, (floor - mean) / r, 0.0), after.floor, after.average, ranges
         )
         weights = jax.tree.map(lambda s: jnp.clip(s / TOLERANCE, 0.0, 1.0), lacks)
-        active = holds & jnp.any(jnp.stack([jnp.any(w > 0.0) for w in jax.tree.leaves(weights)]))
+        active = jnp.any(jnp.stack([jnp.any(w > 0.0) for w in jax.tree.leaves(weights)]))
 
         def slope_of(weights: Tree) -> ParamTree:
             return slope(jax.tree.map(lambda w, f: w.astype(f.dtype), weights, value))
 
         def changed() -> tuple[ParamTree, Scalar]:
-            change, pull = _change(updates(), weights, lacks, ranges, slope_of, 1.0 / state.over)
+            change, pull = _change(updates(), weights, lacks, ranges, slope_of, 1.0 / over)
             return jax.tree.map(lambda x, c: (x + c).astype(x.dtype), result, change), pull
 
         limited, pull = jax.lax.cond(active, changed, lambda: (result, jnp.zeros(())))
@@ -203,9 +206,9 @@ class SpeedLimit:
         share = (after.active / after.step).astype(pull.dtype)
         return limited, after, LimitTelemetry(shortfall, pull, share)
 
-    def _advance(self, state: LimitState, value: Tree, ranges: Tree) -> LimitState:
+    def _advance(self, state: LimitState, over: Array, value: Tree, ranges: Tree) -> LimitState:
         """The average and the floor with this value in them."""
-        first, over = state.step == 0, jnp.maximum(state.over, 1.0)
+        first, at_least_one = state.step == 0, jnp.maximum(over, 1.0)
 
         def unit(latest: Array, change: Array, noise: Array, average: Array, floor: Array, f: Array, r: Array) -> Any:
             f = jnp.where(jnp.isfinite(f), f.astype(latest.dtype), latest)
@@ -213,9 +216,9 @@ class SpeedLimit:
             # The noise of a batch comes and goes, so two changes in a row have opposite signs: their mean product is
             # minus its variance σ². An average over h steps has the variance σ² / 2h.
             noise = noise + (moved * change - noise) / jnp.minimum(state.step + 1.0, MEMORY)
-            steps = jnp.clip(-noise / (2.0 * (NOISE * r) ** 2), 1.0, jnp.maximum(LONGEST_AVERAGE * over, 1.0))
+            steps = jnp.clip(-noise / (2.0 * (NOISE * r) ** 2), 1.0, jnp.maximum(LONGEST_AVERAGE * at_least_one, 1.0))
             average = jnp.where(first, f, average + (f - average) / steps)
-            fastest = r / over
+            fastest = r / at_least_one
             floor = jnp.where(first, f, floor + jnp.clip(average - floor, -fastest, fastest))
             return f, moved, noise, average, floor
 
@@ -223,7 +226,7 @@ class SpeedLimit:
         leaves = [unit(*arrays) for arrays in zip(*(jax.tree.leaves(tree) for tree in each), strict=True)]
         structure = jax.tree.structure(state.floor)
         trees = [jax.tree.unflatten(structure, arrays) for arrays in zip(*leaves, strict=True)]
-        return LimitState(state.step + 1, state.over, state.active, *trees)
+        return LimitState(state.step + 1, over, state.active, *trees)
 
 
 def _change(

@@ -22,8 +22,8 @@ __all__ = ["AnnealedELBO", "ScheduledELBO", "WarmUpELBO", "as_scheduled", "with_
 class ScheduledELBO(ELBO):
     """An ELBO whose gradient is that of another objective, which may change from step to step; its value is the ELBO's.
 
-    `ProximitySVI` knows the step, NumPyro's `SVI` does not tell it to an ELBO. There an objective that never changes
-    works as it does here; one that changes is the plain ELBO, with a warning.
+    `ProximitySVI` knows the step; NumPyro's `SVI` does not tell it to an ELBO. In NumPyro's `SVI` a constant objective
+    works. One that changes is replaced by the plain ELBO, with a warning.
 
     Attributes:
         elbo: the true ELBO.

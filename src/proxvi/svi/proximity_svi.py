@@ -17,7 +17,7 @@ from numpyro.infer import ELBO, SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.optim import Minimize
 
-from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Tree
+from proxvi._typing import Batch, Guide, Model, Params, ParamTree, Scalar, Trace, Tree
 from proxvi._validation import check_integer
 from proxvi.constraints import LimitState, Proximity, SpeedLimit, as_constraints, share_of_gradient
 from proxvi.estimators import as_scheduled
@@ -70,7 +70,8 @@ class ProximitySVI(SVI):
         guide: as in NumPyro.
         optim: a NumPyro or an Optax optimiser.
         loss: a NumPyro `ELBO`.
-        constraint: one, or several. None of them, `()`, is plain SVI, or annealing with an `AnnealedELBO`.
+        constraint: one, or several. An empty tuple `()` means no constraint: plain SVI, or annealing if `loss` is an
+            `AnnealedELBO`.
         max_skipped_in_a_row: after so many steps in a row that are not finite, `run` and `fit` stop.
         static_kwargs: as in NumPyro.
 
@@ -126,7 +127,6 @@ class ProximitySVI(SVI):
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self._statistic_arguments = statistic_arguments(self.constraints)
         self._initialised: Objective | None = None
-        self._length_is_known = False
 
     def init(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, rng_key: Array, *args: Any, init_params: Params | None = None, **kwargs: Any
@@ -152,7 +152,6 @@ class ProximitySVI(SVI):
         assert constrain is not None  # `SVI.init` has set it
         objective = Objective(self.model, self.guide, loss, self.constraints, self._statistic_arguments, constrain)
         self._initialised = objective.bind(params, inputs)
-        self._length_is_known = False  # it is in the state, and this one is new
         constraints = self._initialised.init(params, inputs)
         first_loss = jnp.abs(self.evaluate(state, *args, **kwargs)) if loss.relative else jnp.zeros(())
         return ProximitySVIState(*state, constraints, Skipped.none(), first_loss)
@@ -220,30 +219,22 @@ class ProximitySVI(SVI):
 
         Args:
             svi_state: from `init`. A limit that was told before, or has an `over`, stays as it is.
-            num_steps: of the run.
+            num_steps: of the run, or of several runs in a row together.
         """
-        self._length_is_known = True
 
         def told(state: ProximityState) -> ProximityState:
             limit = state.constraint
-            if not isinstance(limit, LimitState):
+            if not isinstance(limit, LimitState) or limit.over is not None:
                 return state
-            over = jnp.where(limit.over == 0.0, SHARE_OF_RUN * num_steps, limit.over)
+            over = jnp.full(limit.step.shape, SHARE_OF_RUN * num_steps, jnp.result_type(float))
             return state._replace(constraint=limit._replace(over=over))
 
-        states = [
-            state if constraint.is_off else told(state)
-            for constraint, state in zip(self.constraints, svi_state.constraints, strict=True)
-        ]
-        return svi_state._replace(constraints=tuple(states))
+        return svi_state._replace(constraints=tuple(map(told, svi_state.constraints)))
 
     def _check_length(self, svi_state: ProximitySVIState) -> None:
-        """Refuse a speed limit that does not know the length of the run; the state says, if it is no traced one."""
+        """Refuse a speed limit that does not know the length of the run."""
         for constraint, state in zip(self.constraints, svi_state.constraints, strict=True):
-            if not isinstance(constraint, SpeedLimit) or constraint.over is not None:
-                continue
-            over = state.constraint.over
-            if not (self._length_is_known if isinstance(over, Tracer) else np.all(over > 0.0)):
+            if isinstance(state.constraint, LimitState) and state.constraint.over is None:
                 raise ValueError(
                     f"`over` must be given where `update` is called by hand, got None in {constraint!r}; a third of "
                     "the steps is good, as in `SpeedLimit(over=num_steps / 3)`. `run` and `fit` know it by themselves."
@@ -354,6 +345,9 @@ class ProximitySVI(SVI):
         **kwargs: Any,
     ) -> SVIRunResult:
         """Run `num_steps` steps in compiled chunks; signature and result as in NumPyro.
+
+        A speed limit keeps the length of the first run, and ends with it. For several runs in a row, tell it that of
+        all: `init_state=svi.tell_length(svi.init(rng_key, x), all_steps)`.
 
         A chunk in which something was not finite is run again from its start with `stable_update`. So the result is
         finite, and other chunks cost nothing more. `stable_update=True` guards every chunk. Within `vmap` or `jit`
@@ -482,21 +476,62 @@ class BatchSites(NamedTuple):
 
 
 def batch_sites(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> BatchSites:
-    """Look at the sites of the model for one batch."""
-    size = np.shape(jax.tree.leaves(batch)[0])[0]
+    """Look at the sites of the model for one batch; those of the rows have another shape in a batch of another size."""
     params, found = svi.optim.get_params(state.optim_state), BatchSites([], [], [], [])
 
-    def look(key: Array) -> None:
-        inputs = svi._inputs(state, key, batch, {})
-        for name, site in svi._objective.model_trace(params, inputs).items():
-            if site["type"] == "sample":
-                of_rows = size in jnp.shape(site["value"])
-                if not site["is_observed"] and not of_rows:
-                    found.shared.append(name)
-                elif site["is_observed"] and of_rows and site["scale"] is not None:
-                    found.weighted.append(name)
-                elif site["is_observed"] and of_rows:
-                    (found.factors if isinstance(site["fn"], Unit) else found.unweighted).append(name)
+    def sites(batch: Batch) -> Trace:
+        traces: list[Trace] = []
 
-    jax.eval_shape(look, jax.random.key(0))
+        def look(key: Array, batch: Batch) -> None:
+            traces.append(svi._objective.model_trace(params, svi._inputs(state, key, batch, {})))
+
+        jax.eval_shape(look, jax.random.key(0), batch)
+        return traces[0]
+
+    size, other = _batch_of_another_size(batch)
+    try:
+        shapes = {name: jnp.shape(site["value"]) for name, site in sites(other).items()}
+    except Exception:  # whatever a model may raise that takes one size only: then a length tells
+        shapes = {}
+    for name, site in sites(batch).items():
+        if site["type"] == "sample":
+            shape = jnp.shape(site["value"])
+            of_rows = shapes[name] != shape if name in shapes else size in shape
+            if not site["is_observed"] and not of_rows:
+                found.shared.append(name)
+            elif site["is_observed"] and of_rows and site["scale"] is not None:
+                found.weighted.append(name)
+            elif site["is_observed"] and of_rows:
+                (found.factors if isinstance(site["fn"], Unit) else found.unweighted).append(name)
     return found
+
+
+def check_statistics_of_batches(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> None:
+    """Refuse a statistic with a value for each row of a batch: its past would be that of other data points."""
+    params = svi.optim.get_params(state.optim_state)
+
+    def shapes(batch: Batch) -> list[Any]:
+        def init(key: Array, batch: Batch) -> tuple[ProximityState, ...]:
+            return svi._objective.init(params, svi._inputs(state, key, batch, {}))
+
+        return [jax.tree.map(jnp.shape, s) for s in jax.eval_shape(init, jax.random.key(0), batch)]
+
+    _, other = _batch_of_another_size(batch)
+    try:
+        theirs = shapes(other)
+    except Exception:  # whatever a model may raise that takes one size only
+        return
+    for constraint, one, another in zip(svi.constraints, shapes(batch), theirs, strict=True):
+        if one != another:
+            raise ValueError(
+                f"`statistic` must be averaged over the rows of a batch, got one value for each row from "
+                f"{constraint!r}: row i of the next batch is another data point; leave out `to_event`, or use "
+                "`batch_size=None`."
+            )
+
+
+def _batch_of_another_size(batch: Batch) -> tuple[int, Batch]:
+    """The number of rows, and the shapes of a batch with one row less."""
+    size = np.shape(jax.tree.leaves(batch)[0])[0]
+    other = size - 1 if size > 1 else 2
+    return size, jax.tree.map(lambda x: jax.ShapeDtypeStruct((other, *x.shape[1:]), jnp.result_type(x)), batch)

@@ -20,6 +20,7 @@ from proxvi.svi import (
     ProximitySVI,
     ProximitySVIState,
     batch_sites,
+    check_statistics_of_batches,
     guarded_update,
     raise_if_stopped,
     stays_finite,
@@ -112,18 +113,20 @@ class ChunkRunner:
         self._first = from_process_zero(self.source.first())
         self.svi, state = start_reproducibly(svi, init_key, self._first)
         self.state = self._placement.replicate(self.svi.tell_length(state, pacer.num_steps))
-        if isinstance(svi, ProximitySVI):  # of which `self.svi` may be a copy: its `update` takes the result, too
-            svi.tell_length(state, pacer.num_steps)
         if batch_size is not None:
-            self._warn_if_unweighted(batch_size, common_length("data", data, "it is the rows' axis"))
+            self._check_batches(batch_size, common_length("data", data, "it is the rows' axis"))
         self._plain = self._compiled(self.svi.update)
         self._guarded = self._compiled(partial(guarded_update, self.svi))
         self._evaluate = jax.jit(lambda state, key, data: -self.svi.evaluate(state._replace(rng_key=key), *data))
 
-    def _warn_if_unweighted(self, size: int, rows: int) -> None:
-        """Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small."""
+    def _check_batches(self, size: int, rows: int) -> None:
+        """Refuse a statistic of single rows.
+
+        Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small.
+        """
         if size == rows:
             return
+        check_statistics_of_batches(self.svi, self.state, self._first)
         sites = batch_sites(self.svi, self.state, self._first)
         if sites.shared and (observed := [*sites.unweighted, *sites.factors]):
             warnings.warn(

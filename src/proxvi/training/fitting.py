@@ -56,7 +56,7 @@ def fit(
         svi: a `ProximitySVI`, or NumPyro's `SVI`.
         key: for the initial parameters, the samples and the order of the data.
         num_steps: in all, including those before a restart. A run may be made longer; a `SpeedLimit` without an `over`
-            keeps the one of the first length.
+            keeps the one of the first length, and ends after two thirds of that.
         data: the arguments of the model: arrays, or, if they do not fit into memory, one iterable of batches (a Grain
             loader, for example). With several processes, the iterable of each yields its own part of the batch.
             Settings of the model that are not data go into `ProximitySVI(..., name=value)`, as in NumPyro's `SVI`.
@@ -64,9 +64,10 @@ def fit(
         checkpointing: where and how often to save; None saves nothing.
         reporting: what to report, how often, and where to.
         validation: held-out data, and when to stop early.
-        stop_within: stop at a report when as many steps again would probably gain less than this many nats, judged from
-            the noisy losses. Not while a constraint is active. None takes all steps.
-        mesh: devices; each batch is sharded along its first axis. It may span processes (`jax.distributed`).
+        stop_within: stop at a report if doubling the steps so far would probably gain less than this many nats, judged
+            from the noisy losses. Not while a constraint is active. None takes all steps.
+        mesh: devices; each batch is sharded along its first axis. It may span processes (`jax.distributed`). None uses
+            one device.
 
     Returns:
         NumPyro's `SVIRunResult`: parameters, state, and the loss of every step, including those before a restart.

@@ -119,8 +119,8 @@ class Validation:
     Args:
         data: the arguments of the model, as for `fit`.
         patience: stop after this many reports without a better `validation_elbo`. Reports are not counted while a
-            constraint steers: more than 1% of the gradient, or of a speed limit more than 0.3 of the update's length.
-            None never stops early.
+            constraint steers: it makes up more than 1% of the gradient, or, a speed limit, changes the update. None
+            never stops early.
 
     Example:
         >>> import jax.numpy as jnp, proxvi
