@@ -188,6 +188,23 @@ def test_a_constraint_may_hold_an_array() -> None:
     assert len(states.constraints) == 1
 
 
+def test_an_svi_with_methods_of_its_own_is_refused() -> None:
+    class Mine(SVI):
+        def update(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("never called")
+
+    mine = Mine(two_answers, AutoNormal(two_answers), optax.adam(0.05), Trace_ELBO())
+    for function in (proxvi.luck, proxvi.race):
+        with pytest.raises(TypeError, match="got Mine, whose own methods would not be called"):
+            function(mine, KEY, 1_000, ROWS, progress_bar=False)
+
+
+def test_reports_can_be_compared_and_counted() -> None:
+    one, other = report_of([-1.0, -2.0]), report_of([-1.0, -2.0])
+    assert one == one
+    assert len({one, other}) == 2
+
+
 @pytest.mark.parametrize("kind", ["calibrated", "factor", "shared", "rows"])
 def test_a_batch_stands_for_all_rows_only_where_the_model_says_nothing_else(kind: str) -> None:
     def model(x: jax.Array) -> None:

@@ -15,7 +15,7 @@ from proxvi._typing import Batch, Float, Int, Json, Params, Tree
 from proxvi.constraints import Proximity, SpeedLimit
 from proxvi.starts._programs import programs_of, renewed
 from proxvi.starts._workers import PARTS, Workers
-from proxvi.svi import ProximitySVIState, batch_sites
+from proxvi.svi import ProximitySVI, ProximitySVIState, batch_sites, check_statistics_of_batches
 from proxvi.training import Arrays, describe
 
 __all__ = ["OTHER_STARTS", "Lanes", "take"]
@@ -61,6 +61,11 @@ class Lanes:
                 "`mesh` must be None with an `executor`, whose workers use all of their devices, got both; leave one "
                 "out."
             )
+        if type(svi) not in (SVI, ProximitySVI):
+            raise TypeError(
+                f"`svi` must be NumPyro's SVI or a ProximitySVI itself, got {type(svi).__name__}, whose own methods "
+                "would not be called; pass a function of one start to `luck`."
+            )
         held: tuple[Proximity | SpeedLimit, ...] = (
             getattr(svi, "constraints", ()) if constraints is None else constraints
         )
@@ -94,6 +99,7 @@ class Lanes:
                     f"final ELBO is, got {size} and {error!r}; write `numpyro.plate(name, {rows}, "
                     "subsample_size=x.shape[0])` in both, and use a guide whose parameters do not count the rows."
                 ) from error
+            check_statistics_of_batches(self.svi, one, self._first)
             sites = batch_sites(self.svi, one, self._first)
             if sites.unweighted and not (sites.shared or sites.factors or sites.weighted):
                 self._weight = rows / size  # the loss of an autoencoder is that of its batch

@@ -71,8 +71,8 @@ def luck(
         floor: the ELBO of a null model, if any; a start that ends below it has found nothing.
         particles: samples for each final ELBO, the same ones for all starts.
         average_last: of a function: the final ELBO is the mean of this many last entries of its trace.
-        stop_within: of an SVI without a constraint: stop once, in every start, as many steps again would gain less than
-            this many nats, by what the noise of the losses lets one tell. None takes all steps.
+        stop_within: stop early, when doubling the steps would gain less than this many nats in every start. The noise
+            of the losses is taken into account. Only without a constraint. None takes all steps.
         mesh: devices to spread the starts over; None takes all of them.
         executor: whose workers advance the starts, such as Dask's `client.get_executor()`; None for this process.
         progress_bar: whether to show one.

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
@@ -47,7 +48,7 @@ class Round(NamedTuple):
     scores: Float[np.ndarray, " lanes"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Race:
     """Who won a race. Prints as a summary.
 
@@ -121,7 +122,8 @@ def race(
         round r:  n / 2^r lanes, all with the same random numbers;   score = mean ELBO over the last quarter of it
 
     Half of the steps go to `log2(n)` rounds of equal cost. The other half go to the winner, with a fresh optimiser
-    whose steps become smaller by a cosine. At least one plain lane is in the last round.
+    whose steps become smaller by a cosine. At least one plain lane is in the last round. Use a constant learning rate:
+    a schedule would begin again with the winner, and may end before it.
 
     Args:
         svi: NumPyro's `SVI`, or a `ProximitySVI`, whose constraint is not used.
@@ -141,6 +143,12 @@ def race(
 
     Returns:
         The winner's parameters, and what happened.
+
+    Raises:
+        FloatingPointError: if the winner's parameters are not finite.
+
+    Warns:
+        UserWarning: if a sample of the final ELBO is not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax, proxvi
@@ -220,17 +228,25 @@ def race(
                 if stage is stages[-1]:
                     checkpoints.wait()
     estimates = lanes.elbos(states, jax.random.fold_in(key, 2 + len(rounds)), particles).astype(np.float64)
-    winner, elbo, params = int(alive[0]), float(estimates.mean()), take(lanes.params(states), 0)
-    if not (math.isfinite(elbo) and is_finite(params)):
-        raise ValueError(
-            f"`svi` must end a race with a finite ELBO and finite parameters, got ELBO {elbo:.5g} of the winner, start "
-            f"{winner % starts}; look at the model, and lower the learning rate."
+    winner, params = int(alive[0]), take(lanes.params(states), 0)
+    if not is_finite(params):
+        raise FloatingPointError(
+            f"the race has no winner: the parameters of the best start, {winner % starts}, are not finite; look at the "
+            "model, and lower the learning rate."
         )
+    if lost := int(np.sum(~np.isfinite(estimates))):
+        warnings.warn(
+            f"the ELBO of the winner is not finite, for {lost} of its {particles} samples are not; its parameters are. "
+            "Look at the model where a density is 0.",
+            stacklevel=2,
+        )
+    with np.errstate(invalid="ignore"):
+        elbo, spread = float(estimates.mean()), float(estimates.std(ddof=1))
     return Race(
         params=params,
         state=take(states, 0),
         elbo=elbo,
-        error=float(estimates.std(ddof=1) / math.sqrt(particles)),
+        error=spread / math.sqrt(particles),
         lane=winner,
         start=winner % starts,
         method=methods[winner // starts],

@@ -39,7 +39,7 @@ class Basin(NamedTuple):
     site: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Luck:
     """How much an inference depends on its start. Prints as a verdict and a table of the basins.
 
@@ -53,8 +53,9 @@ class Luck:
         errors: standard errors of `elbos`; 0 where they are exact, or not known.
         distances: by site, how far the posterior mean of each start is from that of the best start, in posterior
             standard deviations; that of the element that is farthest.
-        matched: the sites whose components were put into the order of those of the best start before: their labels can
-            be permuted, as in a mixture. Not with discrete latent variables, nor where `TraceEnum_ELBO` sums them out.
+        matched: the sites whose components can be permuted, as in a mixture. They were put into the order of the best
+            start before the answers were compared. Not with discrete latent variables, nor where `TraceEnum_ELBO` sums
+            them out.
         begin_alike: whether all starts begin with the same parameters, and differ in their random numbers alone.
 
     Example:
