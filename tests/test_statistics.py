@@ -207,6 +207,18 @@ def test_a_bernoulli_that_is_certain_has_no_entropy_and_no_slope(logit: float) -
         assert slope == 0.0
 
 
+@pytest.mark.parametrize("prior", [-np.inf, np.inf])
+@pytest.mark.parametrize("logit", [-np.inf, -200.0, -16.0, 0.3, 16.0, 200.0, np.inf])
+def test_a_prior_that_is_certain_allows_its_value_only(logit: float, prior: float) -> None:
+    @jax.jit  # where NumPyro does not refuse infinite logits
+    def divergence(q: jax.Array, p: jax.Array) -> jax.Array:
+        return proxvi.kl_to_prior(dist.Bernoulli(logits=q), prior=dist.Bernoulli(logits=p))
+
+    assert divergence(jnp.array(logit), jnp.array(prior)) == (
+        0.0 if abs(logit) >= 200.0 and np.sign(logit) == np.sign(prior) else np.inf
+    )
+
+
 def test_categorical_entropy_with_an_impossible_class() -> None:
     value, slope = jax.jit(jax.value_and_grad(lambda x: proxvi.entropy(dist.Categorical(logits=x))))(
         jnp.array([0.0, 0.0, -jnp.inf])

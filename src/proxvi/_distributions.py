@@ -425,8 +425,10 @@ def _kl(q: Distribution, p: Distribution, key: Array | None, num_samples: int) -
         ours, theirs = jnp.asarray(q.logits), jnp.asarray(p.logits)
         on = jax.nn.sigmoid(ours)
         certain = (on == 0.0) | (on == 1.0)  # then the logit may be infinite, and KL is −log p of the one value
-        ours = jnp.where(certain, 0.0, ours)
-        uncertain = jax.nn.sigmoid(ours) * (ours - theirs) - jax.nn.softplus(ours) + jax.nn.softplus(theirs)
+        impossible = jnp.isinf(theirs)  # one of the values: then KL is infinite, unless the other one is certain
+        ours, finite = jnp.where(certain, 0.0, ours), jnp.where(impossible, 0.0, theirs)
+        uncertain = jax.nn.sigmoid(ours) * (ours - finite) - jax.nn.softplus(ours) + jax.nn.softplus(finite)
+        uncertain = jnp.where(impossible, jnp.inf, uncertain)
         return jnp.where(certain, jax.nn.softplus(jnp.where(on == 1.0, -theirs, theirs)), uncertain)
     if _same_bijection(q, p):  # KL does not change under a bijection of z
         q, p = q.base_dist, p.base_dist  # pyright: ignore[reportAttributeAccessIssue]

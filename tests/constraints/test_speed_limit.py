@@ -432,9 +432,14 @@ def test_what_cannot_be_limited_is_refused_by_name(make: Callable[[], Any], mess
         make()
 
 
-def test_a_limit_that_still_holds_at_the_end_is_told() -> None:
-    with pytest.warns(UserWarning, match=r"SpeedLimit\(entropy, over=100000\) still holds at the end"):
+def test_a_limit_that_has_not_ended_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"SpeedLimit\(entropy, over=100000\) has changed .* and has not ended"):
         make_svi(SpeedLimit(over=100_000)).run(KEY, 100, X, progress_bar=False)
+
+
+def test_a_limit_that_has_changed_nothing_is_not_told() -> None:
+    # The fastest loss that it allows is more than the optimiser's; a warning would be an error.
+    make_svi(SpeedLimit(over=60), optax.sgd(1e-6)).run(KEY, 100, X, progress_bar=False)
 
 
 def test_a_limit_without_settings_ends_within_the_run_and_nothing_is_told() -> None:

@@ -1,5 +1,6 @@
 """Compiled chunks: steps that are not finite are left out, nothing compiles twice, warnings."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,20 @@ def test_a_shared_variable_as_long_as_a_batch_is_not_taken_for_rows() -> None:
         ChunkRunner(svi, KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
 
 
-@pytest.mark.parametrize("constraint", [proxvi.SpeedLimit, lambda f: proxvi.Proximity(f, magnitude=1.0)])
-def test_a_statistic_of_single_rows_is_refused_with_batches(constraint: Any) -> None:
+AVERAGE = proxvi.statistic_average(0.9)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "of_parameters"),
+    [
+        (proxvi.SpeedLimit, False),
+        (lambda f: proxvi.Proximity(f, magnitude=1.0, reference=AVERAGE), False),
+        (lambda f: proxvi.Proximity(f, magnitude=1.0), True),  # its past is that of the parameters, not of the rows
+        (lambda f: proxvi.Proximity(f, magnitude=0.0, reference=AVERAGE), True),  # off
+        (lambda f: proxvi.SpeedLimit(f, over=0), True),
+    ],
+)
+def test_a_statistic_of_single_rows_is_refused_with_batches(constraint: Any, of_parameters: bool) -> None:
     def model(x: Any) -> None:
         with numpyro.plate("rows", x.shape[0]):
             z = numpyro.sample("z", dist.Normal(0.0, 1.0))
@@ -152,11 +165,31 @@ def test_a_statistic_of_single_rows_is_refused_with_batches(constraint: Any) -> 
     ChunkRunner(svi(proxvi.entropy), KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
     by_row = svi(lambda q: proxvi.entropy(q["z"].to_event(1)))
     ChunkRunner(by_row, KEY, (ROWS,), None, ChunkPacer(10, 10), None)
-    if constraint is proxvi.SpeedLimit:  # the past of the other is that of the parameters
-        with pytest.raises(ValueError, match="`statistic` must be averaged over the rows of a batch"):
-            ChunkRunner(by_row, KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
-    else:
-        ChunkRunner(by_row, KEY, (ROWS,), 10, ChunkPacer(10, 10), None)
+    for size in (10, 1_000):  # all rows at once are in another order in each epoch
+        if of_parameters:
+            ChunkRunner(by_row, KEY, (ROWS,), size, ChunkPacer(10, 10), None)
+        else:
+            with pytest.raises(ValueError, match="`statistic` must be averaged over the rows of a batch"):
+                ChunkRunner(by_row, KEY, (ROWS,), size, ChunkPacer(10, 10), None)
+
+
+def test_looking_at_batches_of_another_size_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    def model(x: Any) -> None:
+        with numpyro.plate("rows", 1_000, subsample_size=x.shape[0]):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x[:, 0])
+
+    def fixed(x: Any) -> None:
+        with numpyro.plate("rows", 2):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+            numpyro.sample("x", dist.Normal(z, 1.0), obs=x[:, 0])
+
+    guide = AutoNormal(model, create_plates=lambda x: numpyro.plate("rows", 1_000, subsample_size=x.shape[0]))
+    for pair, size in (((model, guide), 10), ((fixed, AutoNormal(fixed)), 2)):
+        warnings.simplefilter("always")
+        svi = proxvi.ProximitySVI(*pair, optax.sgd(1e-3), Trace_ELBO(), ())
+        ChunkRunner(svi, KEY, (ROWS,), size, ChunkPacer(10, 10), None)
+    assert not [str(w.message) for w in recwarn]
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """`evaluate`: ELBO and marginal likelihood of held-out data by importance sampling, with their errors."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tqdm
 from jax import Array
@@ -13,12 +15,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from proxvi._typing import Float, Guide, Model, Params, Tree
 from proxvi._validation import check_integer, check_key, common_length
 from proxvi.evaluation._log_weights import check_sites, log_weights
+from proxvi.training import program_digest
 
 __all__ = ["Evaluation", "evaluate"]
 
 TOO_HEAVY = 0.7  # k̂ above it: the variance of the estimate cannot be trusted (Vehtari et al. 2024)
 ROUNDING = 1e-3  # log weights of float32 that differ by less are the same
 ON_HOST = 2**18  # log weights of one device that are summarised together
+PROGRAMS = 8  # compiled ones that are kept
+
+_programs: dict[tuple[str, Mesh], Callable[..., Array]] = {}
 
 
 class Evaluation(NamedTuple):
@@ -152,10 +158,11 @@ def evaluate(
     group = devices * at_once[0] * _even(-(-share // at_once[0]), limit // at_once[0])
     params, key = jax.device_put((params, key), everywhere)
     shown = (sys.stderr.isatty() if progress is None else progress) and jax.process_index() == 0
-    # Compiled for this call alone: a model may read variables that have changed since the last one.
-    weigh = jax.jit(
-        partial(log_weights, pair=(model, guide), plates=plates, mesh=mesh, num_samples=num_samples, at_once=at_once)
+    weigh = partial(
+        log_weights, pair=(model, guide), plates=plates, mesh=mesh, num_samples=num_samples, at_once=at_once
     )
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((group, *x.shape[1:]), jnp.result_type(x)), args)
+    weigh = _compiled(weigh, mesh, params, key, jnp.arange(group), shapes)
     summaries = []
     with tqdm.tqdm(total=rows, disable=not shown, unit="row", dynamic_ncols=True) as bar:
         for first in range(0, rows, group):
@@ -180,6 +187,14 @@ def evaluate(
         effective_sample_sizes=effective,
         khats=khats,
     )
+
+
+def _compiled(weigh: Callable[..., Array], mesh: Mesh, *example: Tree) -> Callable[..., Array]:
+    """`weigh`, compiled once for all calls that compute the same: its model may read variables that have changed."""
+    known = program_digest(jax.make_jaxpr(weigh)(*example)), mesh
+    if known not in _programs and len(_programs) == PROGRAMS:
+        del _programs[next(iter(_programs))]
+    return _programs.setdefault(known, jax.jit(weigh))
 
 
 def _summary(log_weights: Float[np.ndarray, "rows samples"]) -> tuple[Float[np.ndarray, " rows"], ...]:

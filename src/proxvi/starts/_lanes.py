@@ -61,10 +61,10 @@ class Lanes:
                 "`mesh` must be None with an `executor`, whose workers use all of their devices, got both; leave one "
                 "out."
             )
-        if type(svi) not in (SVI, ProximitySVI):
+        if own := _own_methods(svi):
             raise TypeError(
-                f"`svi` must be NumPyro's SVI or a ProximitySVI itself, got {type(svi).__name__}, whose own methods "
-                "would not be called; pass a function of one start to `luck`."
+                f"`svi` must have the methods of NumPyro's SVI or of ProximitySVI, got {type(svi).__name__}, whose own "
+                f"{own[0]!r} would not be called; pass a function of one start to `luck`."
             )
         held: tuple[Proximity | SpeedLimit, ...] = (
             getattr(svi, "constraints", ()) if constraints is None else constraints
@@ -88,9 +88,10 @@ class Lanes:
     def start(self, keys: Array, num_steps: int) -> ProximitySVIState:
         """The states before the first step, one for each key; `num_steps` is what `run` would be told."""
         states = self.svi.tell_length(self._programs.start(keys, self._first), num_steps)
-        size, rows = self.source.batch_size, self.source.rows
+        size, rows, one = self.source.batch_size, self.source.rows, take(states, 0)
+        if size is not None:
+            check_statistics_of_batches(self.svi, one, self._first)
         if size is not None and size < rows:
-            one = take(states, 0)
             try:
                 jax.eval_shape(self.svi.evaluate, one, *self.source.arrays)
             except Exception as error:  # whatever a model may raise
@@ -99,7 +100,6 @@ class Lanes:
                     f"final ELBO is, got {size} and {error!r}; write `numpyro.plate(name, {rows}, "
                     "subsample_size=x.shape[0])` in both, and use a guide whose parameters do not count the rows."
                 ) from error
-            check_statistics_of_batches(self.svi, one, self._first)
             sites = batch_sites(self.svi, one, self._first)
             if sites.unweighted and not (sites.shared or sites.factors or sites.weighted):
                 self._weight = rows / size  # the loss of an autoencoder is that of its batch
@@ -174,6 +174,13 @@ class Lanes:
 def take(tree: Tree, rows: ArrayLike) -> Tree:
     """Rows of every array; compiled as one program, and not array by array."""
     return jax.tree.map(lambda x: x[rows], tree)
+
+
+def _own_methods(svi: SVI) -> list[str]:
+    """What a subclass replaces of the methods of the SVIs that lanes know."""
+    known = ProximitySVI.__mro__
+    own = {name for kind in type(svi).__mro__ if kind not in known for name in vars(kind)}
+    return sorted(name for name in own if hasattr(ProximitySVI, name) and not name.startswith("__"))
 
 
 def _rebuilt(

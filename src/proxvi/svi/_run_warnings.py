@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from proxvi.constraints import LOSSES_OF_UNIT, LimitTelemetry, Proximity, SpeedLimit
+from proxvi.constraints import LOSSES_OF_UNIT, Proximity, SpeedLimit
+from proxvi.constraints.limit import END
 from proxvi.transforms import ProximityState
 
 # A constraint with more than this in its telemetry steers: a share of the gradient, or, of a speed limit, a change of
@@ -54,13 +55,12 @@ def _name(constraint: Proximity) -> str:
 
 
 def _warn_if_limited(constraint: SpeedLimit, kept: ProximityState) -> None:
-    report = jax.device_get(kept.telemetry)
-    assert isinstance(report, LimitTelemetry)
-    if steers(report._asdict()):
+    limit = jax.device_get(kept.constraint)
+    if not constraint.is_off and limit.active > 0 and limit.step < END * limit.over:
         _warn(
-            f"{constraint!r} still holds at the end: it changed the last update by {100 * report.pull:.0f}% of its "
-            "length, so this is not yet an optimum of the ELBO. Make `over` less than half of the run: a limit ends "
-            "after 2 `over` steps."
+            f"{constraint!r} has changed {100 * limit.active / limit.step:.2g}% of the updates, and has not ended, so "
+            f"this may not be an optimum of the ELBO yet. A limit ends after 2 `over` steps: make `over` less than "
+            "half of the run."
         )
 
 

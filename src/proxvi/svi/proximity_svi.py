@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -346,8 +346,9 @@ class ProximitySVI(SVI):
     ) -> SVIRunResult:
         """Run `num_steps` steps in compiled chunks; signature and result as in NumPyro.
 
-        A speed limit keeps the length of the first run, and ends with it. For several runs in a row, tell it that of
-        all: `init_state=svi.tell_length(svi.init(rng_key, x), all_steps)`.
+        A speed limit keeps the length of the first run, and ends after two thirds of it. For several runs in a row,
+        tell it that of all: `init_state=svi.tell_length(svi.init(rng_key, x), all_steps)`. Do so, too, where `run` is
+        the body of a `scan`, whose state must not change its structure.
 
         A chunk in which something was not finite is run again from its start with `stable_update`. So the result is
         finite, and other chunks cost nothing more. `stable_update=True` guards every chunk. Within `vmap` or `jit`
@@ -358,7 +359,8 @@ class ProximitySVI(SVI):
 
         Warns:
             UserWarning: if a constraint still makes up more than 1% of the gradient at the end, let go in the last
-                tenth of the run, or had a unit, the first losses, of next to nothing.
+                tenth of the run, or had a unit, the first losses, of next to nothing; if a speed limit has changed
+                updates, and has not ended.
         """
         check_integer("num_steps", num_steps, remedy="1 is one step")
         if init_state is not None and not isinstance(init_state, ProximitySVIState):
@@ -484,19 +486,19 @@ def batch_sites(svi: ProximitySVI, state: ProximitySVIState, batch: Batch) -> Ba
 
         def look(key: Array, batch: Batch) -> None:
             traces.append(svi._objective.model_trace(params, svi._inputs(state, key, batch, {})))
+            for site in traces[0].values():
+                if site["type"] == "sample":
+                    site["fn"].log_prob(site["value"])  # an error if a plate of fixed size does not fit the rows
 
         jax.eval_shape(look, jax.random.key(0), batch)
         return traces[0]
 
-    size, other = _batch_of_another_size(batch)
-    try:
-        shapes = {name: jnp.shape(site["value"]) for name, site in sites(other).items()}
-    except Exception:  # whatever a model may raise that takes one size only: then a length tells
-        shapes = {}
+    size, larger = np.shape(jax.tree.leaves(batch)[0])[0], _with_one_row_more(sites, batch) or {}
     for name, site in sites(batch).items():
         if site["type"] == "sample":
             shape = jnp.shape(site["value"])
-            of_rows = shapes[name] != shape if name in shapes else size in shape
+            # A model that takes one size only does not tell; then a length does.
+            of_rows = jnp.shape(larger[name]["value"]) != shape if name in larger else size in shape
             if not site["is_observed"] and not of_rows:
                 found.shared.append(name)
             elif site["is_observed"] and of_rows and site["scale"] is not None:
@@ -516,22 +518,24 @@ def check_statistics_of_batches(svi: ProximitySVI, state: ProximitySVIState, bat
 
         return [jax.tree.map(jnp.shape, s) for s in jax.eval_shape(init, jax.random.key(0), batch)]
 
-    _, other = _batch_of_another_size(batch)
-    try:
-        theirs = shapes(other)
-    except Exception:  # whatever a model may raise that takes one size only
+    larger = _with_one_row_more(shapes, batch)
+    if larger is None:
         return
-    for constraint, one, another in zip(svi.constraints, shapes(batch), theirs, strict=True):
-        if one != another:
+    for constraint, one, another in zip(svi.constraints, shapes(batch), larger, strict=True):
+        if one != another and not constraint.is_off:
             raise ValueError(
                 f"`statistic` must be averaged over the rows of a batch, got one value for each row from "
-                f"{constraint!r}: row i of the next batch is another data point; leave out `to_event`, or use "
-                "`batch_size=None`."
+                f"{constraint!r}: row i of the next batch is another data point. Put the rows into a `numpyro.plate`, "
+                "without `to_event` in the statistic, or use `batch_size=None`."
             )
 
 
-def _batch_of_another_size(batch: Batch) -> tuple[int, Batch]:
-    """The number of rows, and the shapes of a batch with one row less."""
-    size = np.shape(jax.tree.leaves(batch)[0])[0]
-    other = size - 1 if size > 1 else 2
-    return size, jax.tree.map(lambda x: jax.ShapeDtypeStruct((other, *x.shape[1:]), jnp.result_type(x)), batch)
+def _with_one_row_more[T](look: Callable[[Batch], T], batch: Batch) -> T | None:
+    """What `look` finds in a larger batch, by its shapes; None for a model or a guide that takes one size only."""
+    larger = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), jnp.result_type(x)), batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nobody has asked for that size
+        try:
+            return look(larger)
+        except Exception:  # whatever a model may raise
+            return None

@@ -124,9 +124,9 @@ class ChunkRunner:
 
         Warn if the prior of variables that all rows share meets the likelihood of one batch, which is too small.
         """
+        check_statistics_of_batches(self.svi, self.state, self._first)
         if size == rows:
             return
-        check_statistics_of_batches(self.svi, self.state, self._first)
         sites = batch_sites(self.svi, self.state, self._first)
         if sites.shared and (observed := [*sites.unweighted, *sites.factors]):
             warnings.warn(
