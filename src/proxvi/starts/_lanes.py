@@ -88,10 +88,12 @@ class Lanes:
     def start(self, keys: Array, num_steps: int) -> ProximitySVIState:
         """The states before the first step, one for each key; `num_steps` is what `run` would be told."""
         states = self.svi.tell_length(self._programs.start(keys, self._first), num_steps)
-        size, rows, one = self.source.batch_size, self.source.rows, take(states, 0)
-        if size is not None:
-            check_statistics_of_batches(self.svi, one, self._first)
-        if size is not None and size < rows:
+        size, rows = self.source.batch_size, self.source.rows
+        if size is None:
+            return states
+        one = take(states, 0)
+        check_statistics_of_batches(self.svi, one, self._first)
+        if size < rows:
             try:
                 jax.eval_shape(self.svi.evaluate, one, *self.source.arrays)
             except Exception as error:  # whatever a model may raise
