@@ -28,6 +28,7 @@ def warn_after_run(
     losses: np.ndarray,
     *,
     start: int = 0,
+    ended_itself: bool = False,
 ) -> None:
     """Warn if a constraint still steers, let go too late, or never had any strength.
 
@@ -36,10 +37,12 @@ def warn_after_run(
         states: theirs, after the run.
         losses: of all steps of the run.
         start: how many steps the constraints had seen before.
+        ended_itself: the run took fewer steps than it was given. `fit` ends one only once no constraint holds.
     """
     for constraint, kept in zip(constraints, states, strict=True):
         if isinstance(constraint, SpeedLimit):
-            _warn_if_limited(constraint, kept)
+            if not ended_itself:
+                _warn_if_limited(constraint, kept)
         else:
             _warn_if_held(constraint, kept)
             _warn_if_little_was_left(constraint, kept, start)

@@ -160,7 +160,12 @@ def fit(
                 reason = f"received {number.name}" if received else "another process received a signal"
                 LOG.warning("%s: saved step %d of %d to %s", reason, progress.step, num_steps, checkpoints.location)
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-    warn_after_run(runner.svi.constraints, runner.state.constraints, progress.losses_so_far)
+    warn_after_run(
+        runner.svi.constraints,
+        runner.state.constraints,
+        progress.losses_so_far,
+        ended_itself=progress.step < num_steps,
+    )
     return SVIRunResult(runner.svi.get_params(runner.state), runner.state, jnp.asarray(progress.losses_so_far))
 
 
