@@ -368,6 +368,18 @@ def test_the_table_says_which_basins_still_climb_and_the_notes_what_equal_starts
     assert [line.split()[-3] for line in text.splitlines()[2:4]] == ["9", "40"]
 
 
+def test_one_start_is_not_spoken_of_as_many() -> None:
+    traces = np.zeros((32, 100))
+    traces[-1] = np.linspace(-50.0, 0.0, 100)
+    elbos = np.concatenate([np.zeros(21), -50.0 * np.arange(1.0, 12.0)])
+    report = Luck(elbos, traces, None, floor=-525.0)
+    for text in (str(report), report._repr_html_()):
+        assert "and 2 more basins with 2 starts" in text
+        assert "1 start still climbs at the end" in text
+        assert "1 start ends below the null model, -525.00: it has found nothing" in text
+    assert "and 1 more basin with 1 start" in str(Luck(elbos[:-1], traces[:-1], None)).splitlines()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_network_with_batch_norm_and_a_guide_without_width_get_their_report() -> None:

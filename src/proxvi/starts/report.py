@@ -246,13 +246,18 @@ class Luck:
     def _notes(self) -> list[str]:
         notes = []
         n = len(self.elbos)
+        if hidden := self.basins[SHOWN:]:
+            rest = sum(len(basin.starts) for basin in hidden)
+            notes.append(f"and {_count(len(hidden), 'more basin')} with {_count(rest, 'start')}")
         if 0 < self.climbing.sum() <= n / 2:
+            climb = "start still climbs" if self.climbing.sum() == 1 else "starts still climb"
             notes.append(
-                f"{self.climbing.sum()} starts still climb at the end, so the shares are not final. A race may begin "
-                "now: it finishes its winner."
+                f"{self.climbing.sum()} {climb} at the end, so the shares are not final. A race may begin now: it "
+                "finishes its winner."
             )
         if self.floor is not None and (below := int(np.sum(self._finite < self.floor))):
-            notes.append(f"{below} starts end below the null model, {self.floor:.2f}: they have found nothing.")
+            end, found = ("start ends", "it has") if below == 1 else ("starts end", "they have")
+            notes.append(f"{below} {end} below the null model, {self.floor:.2f}: {found} found nothing.")
         if self.errors is not None and np.nanmax(self.errors) > self.tolerance / 2:
             notes.append(
                 f"The ELBOs have standard errors up to {_nats(np.nanmax(self.errors))} nats: raise `particles`, or "
@@ -286,9 +291,6 @@ class Luck:
         rows = self._rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        if (more := len(self.basins) - SHOWN) > 0:
-            rest = sum(len(basin.starts) for basin in self.basins[SHOWN:])
-            table.append(f"and {more} more basins with {rest} starts")
         return "\n".join([self.verdict, *table, *self._notes()])
 
     __repr__ = __str__
@@ -330,3 +332,7 @@ class Luck:
 def _nats(value: float) -> str:
     """Three digits, but no power of ten."""
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
