@@ -43,7 +43,7 @@ class ScheduledELBO(ELBO):
     def objective_at(
         self, model: Model, guide: Guide, step: Int[Array, ""], first_loss: Scalar | float
     ) -> tuple[Model, Guide]:
-        """The model and the guide whose ELBO is maximised at `step`."""
+        """The model and the guide whose ELBO is maximised at `step`; they draw what those given would draw."""
         raise NotImplementedError
 
     def needs_step(self) -> bool:

@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.infer import ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from numpyro.primitives import Messenger
 
 from proxvi import _distributions
 from proxvi._arguments import Arguments
@@ -143,11 +144,11 @@ class Objective:
 
     def __call__(self, params: Params, inputs: StepInputs) -> tuple[Array, StepOutputs]:
         """`−ELBO + Σ k d`, to be differentiated."""
-        objective, mutable_state, values = self._loss_and_statistics(params, inputs)
+        objective, mutable_state, seen = self._loss_and_statistics(params, inputs)
+        values = None if seen is None else seen.values
         loss: Any = objective
         if self.loss.changes_gradient:  # report the true loss, of the same samples
-            constrained = self._constrained(jax.lax.stop_gradient(params), inputs)
-            loss = self.loss.elbo.loss(inputs.key, constrained, self.model, self.guide, *inputs.args, **inputs.kwargs)
+            loss = self._true_loss(params, inputs, {} if seen is None else seen.draws)
         total, states = jnp.zeros(()), list(inputs.constraints)
         # The barrier keeps the loss itself in the shape that NumPyro compiles it to, to the last bit.
         unit = jax.lax.optimization_barrier(jax.lax.stop_gradient(loss))
@@ -192,20 +193,20 @@ class Objective:
         )
         return {**after, **kept}, ProximityState(state, done)
 
-    def _loss_and_statistics(
-        self, params: Params, inputs: StepInputs
-    ) -> tuple[Any, Any, dict[int, Observation] | None]:
-        """−ELBO, the mutable state, and the statistics, read off the runs of the guide that the ELBO made."""
+    def _loss_and_statistics(self, params: Params, inputs: StepInputs) -> tuple[Any, Any, "_Seen | None"]:
+        """−ELBO, the mutable state, and what could be read off the runs of the guide that the ELBO made."""
         constrained = self._constrained(params, inputs)
         elbo, model, guide = self.loss.elbo, self.model, self.guide
         if self.loss.changes_gradient:
             model, guide = self.loss.objective_at(model, guide, inputs.step, inputs.first_loss)
 
-        def observe(guide_trace: Trace, key: Array) -> dict[int, Observation]:
-            return {i: self._observe(i, guide_trace, constrained, key, inputs) for i in self.active}
+        def observe(guide_trace: Trace, key: Array) -> _Seen:
+            values = {i: self._observe(i, guide_trace, constrained, key, inputs) for i in self.active}
+            return _Seen(values, _draws(guide_trace) if shares_draws else {})
 
         observer = None
-        if type(elbo) in OBSERVABLE and self.active and not self._several_samples:
+        shares_draws = self.loss.changes_gradient and elbo.vectorize_particles is True
+        if type(elbo) in OBSERVABLE and (self.active or shares_draws) and not self._several_samples:
             observer = _Observer(elbo, guide, observe)
             elbo, guide = observer.elbo, observer.guide
         if jax.tree.leaves(inputs.mutable_state):
@@ -214,7 +215,17 @@ class Objective:
         else:
             loss = elbo.loss(inputs.key, constrained, model, guide, *inputs.args, **inputs.kwargs)
             mutable_state = inputs.mutable_state
-        return loss, mutable_state, None if observer is None else observer.values(inputs.key)
+        return loss, mutable_state, None if observer is None else observer.seen(inputs.key)
+
+    def _true_loss(self, params: Params, inputs: StepInputs, draws: "_Draws") -> Any:
+        """−ELBO where the objective is another; `draws` are those of the objective's guide, where known."""
+        constrained = self._constrained(jax.lax.stop_gradient(params), inputs)
+        elbo, guide = self.loss.elbo, self.guide
+        if not draws:
+            return elbo.loss(inputs.key, constrained, self.model, guide, *inputs.args, **inputs.kwargs)
+        again = _DrawnAgain(elbo, guide, jax.lax.stop_gradient(draws))
+        with again:
+            return again.elbo.loss(inputs.key, constrained, self.model, again.guide, *inputs.args, **inputs.kwargs)
 
     def _observation(self, i: int, params: Params, inputs: StepInputs) -> Callable[[Params], Observation]:
         """The `i`-th statistic as a function of the guide's parameters, by a run of the guide alone."""
@@ -323,23 +334,33 @@ class Objective:
         return {name: params[name] for name in self.guide_params}
 
 
+_Draws = dict[str, tuple[Any, Any]]  # by site: the value, and the intermediate results of its transforms
+
+
+class _Seen(NamedTuple):
+    """What is read off one run of a guide, or off one a particle."""
+
+    values: dict[int, Observation]  # the statistics, averaged over particles
+    draws: _Draws  # of each particle
+
+
 class _Observer:
-    """Reads statistics off the runs of the guide that an ELBO makes.
+    """Reads statistics and draws off the runs of the guide that an ELBO makes.
 
     One backward pass then covers both the ELBO and the constraint, instead of one for each.
     """
 
-    def __init__(self, elbo: ELBO, guide: Guide, observe: Callable[[Trace, Array], dict[int, Observation]]) -> None:
+    def __init__(self, elbo: ELBO, guide: Guide, observe: Callable[[Trace, Array], _Seen]) -> None:
         self._traces: list[Trace] = []
         self._guide, self._observe = guide, observe
-        self._observed: dict[int, Observation] | None = None
+        self._seen: _Seen | None = None
         self.elbo = copy.copy(elbo)
         self._map_particles = _map_particles(elbo)
         self.elbo.vectorize_particles_fn = self._each_particle
 
-    def values(self, key: Array) -> dict[int, Observation]:
-        """The statistics, averaged over particles. `key` is the step's, for an ELBO of one particle."""
-        return self._of_first_run(key) if self._observed is None else self._observed
+    def seen(self, key: Array) -> _Seen:
+        """What was seen. `key` is the step's, for an ELBO of one particle."""
+        return self._of_first_run(key) if self._seen is None else self._seen
 
     def guide(self, *args: Any, **kwargs: Any) -> Any:
         """The guide, which notes its traces."""
@@ -348,18 +369,60 @@ class _Observer:
         self._traces.append(trace)
         return result
 
-    def _of_first_run(self, key: Array) -> dict[int, Observation]:
+    def _of_first_run(self, key: Array) -> _Seen:
         # An ELBO may run it again for its own purposes; the first run is the particle's.
         return self._observe(self._traces[0], key)
 
     def _each_particle(self, function: Callable[[Array], Any], keys: Array) -> Any:
-        def both(key: Array) -> tuple[Any, Any]:
+        def both(key: Array) -> tuple[Any, _Seen]:
             self._traces.clear()
             return function(key), self._of_first_run(key)
 
-        result, observed = self._map_particles(both, keys)
-        self._observed = {i: _average_particles(statistic) for i, statistic in observed.items()}
+        result, (values, draws) = self._map_particles(both, keys)
+        self._seen = _Seen({i: _average_particles(statistic) for i, statistic in values.items()}, draws)
         return result
+
+
+class _DrawnAgain(Messenger):
+    """Gives a guide the draws of another run with the same keys, for an ELBO that would draw the same.
+
+    Within a loop over steps, XLA would otherwise draw twice, and compute twice what depends on the draws.
+    """
+
+    def __init__(self, elbo: ELBO, guide: Guide, draws: _Draws) -> None:
+        super().__init__()
+        self._guide, self._draws, self._map_particles = guide, draws, _map_particles(elbo)
+        self._of_particle: _Draws = draws if elbo.num_particles == 1 else {}
+        self._in_guide = False
+        self.elbo = copy.copy(elbo)
+        self.elbo.vectorize_particles_fn = self._each_particle
+
+    def guide(self, *args: Any, **kwargs: Any) -> Any:
+        """The guide; the model, which has sites of the same names, is left alone."""
+        self._in_guide = True
+        result = self._guide(*args, **kwargs)
+        self._in_guide = False
+        return result
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        # As the outermost handler, after `seed` has split its key for the site: other sites draw what they would.
+        if self._in_guide and msg["type"] == "sample" and msg["name"] in self._of_particle:
+            msg["value"], msg["intermediates"] = self._of_particle[msg["name"]]
+
+    def _each_particle(self, function: Callable[[Array], Any], keys: Array) -> Any:
+        def particle(key_and_draws: tuple[Array, _Draws]) -> Any:
+            key, self._of_particle = key_and_draws
+            return function(key)
+
+        result = self._map_particles(particle, (keys, self._draws))
+        self._of_particle = {}
+        return result
+
+
+def _draws(guide_trace: Trace) -> _Draws:
+    # Not of point masses: they follow from the others, and at a value with another last bit their density would be 0.
+    sites = {name: site for name, site in guide_trace.items() if _is_spread_out(site)}
+    return {name: (site["value"], site["intermediates"]) for name, site in sites.items()}
 
 
 def statistic_arguments(constraints: tuple[Proximity | SpeedLimit, ...]) -> tuple[tuple[str, ...], ...]:
