@@ -200,12 +200,14 @@ class Objective:
         if self.loss.changes_gradient:
             model, guide = self.loss.objective_at(model, guide, inputs.step, inputs.first_loss)
 
+        # Particles that run in turn would have to be held, each with its draws.
+        shares_draws = self.loss.changes_gradient and (elbo.num_particles == 1 or elbo.vectorize_particles is True)
+
         def observe(guide_trace: Trace, key: Array) -> _Seen:
             values = {i: self._observe(i, guide_trace, constrained, key, inputs) for i in self.active}
             return _Seen(values, _draws(guide_trace) if shares_draws else {})
 
         observer = None
-        shares_draws = self.loss.changes_gradient and elbo.vectorize_particles is True
         if type(elbo) in OBSERVABLE and (self.active or shares_draws) and not self._several_samples:
             observer = _Observer(elbo, guide, observe)
             elbo, guide = observer.elbo, observer.guide
@@ -221,11 +223,10 @@ class Objective:
         """−ELBO where the objective is another; `draws` are those of the objective's guide, where known."""
         constrained = self._constrained(jax.lax.stop_gradient(params), inputs)
         elbo, guide = self.loss.elbo, self.guide
-        if not draws:
-            return elbo.loss(inputs.key, constrained, self.model, guide, *inputs.args, **inputs.kwargs)
-        again = _DrawnAgain(elbo, guide, jax.lax.stop_gradient(draws))
-        with again:
-            return again.elbo.loss(inputs.key, constrained, self.model, again.guide, *inputs.args, **inputs.kwargs)
+        if draws:
+            guide = _DrawnAgain(elbo, guide, jax.lax.stop_gradient(draws))
+            elbo = guide.elbo
+        return elbo.loss(inputs.key, constrained, self.model, guide, *inputs.args, **inputs.kwargs)
 
     def _observation(self, i: int, params: Params, inputs: StepInputs) -> Callable[[Params], Observation]:
         """The `i`-th statistic as a function of the guide's parameters, by a run of the guide alone."""
@@ -374,11 +375,13 @@ class _Observer:
         return self._observe(self._traces[0], key)
 
     def _each_particle(self, function: Callable[[Array], Any], keys: Array) -> Any:
-        def both(key: Array) -> tuple[Any, _Seen]:
+        def run(key: Array) -> tuple[Any, _Seen]:
             self._traces.clear()
-            return function(key), self._of_first_run(key)
+            both = function(key), self._of_first_run(key)
+            self._traces.clear()  # what is traced here must not be held beyond it
+            return both
 
-        result, (values, draws) = self._map_particles(both, keys)
+        result, (values, draws) = self._map_particles(run, keys)
         self._seen = _Seen({i: _average_particles(statistic) for i, statistic in values.items()}, draws)
         return result
 
@@ -390,39 +393,38 @@ class _DrawnAgain(Messenger):
     """
 
     def __init__(self, elbo: ELBO, guide: Guide, draws: _Draws) -> None:
-        super().__init__()
-        self._guide, self._draws, self._map_particles = guide, draws, _map_particles(elbo)
+        super().__init__(guide)
+        self._draws, self._map_particles = draws, _map_particles(elbo)
         self._of_particle: _Draws = draws if elbo.num_particles == 1 else {}
-        self._in_guide = False
         self.elbo = copy.copy(elbo)
         self.elbo.vectorize_particles_fn = self._each_particle
 
-    def guide(self, *args: Any, **kwargs: Any) -> Any:
-        """The guide; the model, which has sites of the same names, is left alone."""
-        self._in_guide = True
-        result = self._guide(*args, **kwargs)
-        self._in_guide = False
-        return result
-
     def process_message(self, msg: dict[str, Any]) -> None:
-        # As the outermost handler, after `seed` has split its key for the site: other sites draw what they would.
-        if self._in_guide and msg["type"] == "sample" and msg["name"] in self._of_particle:
+        if msg["type"] == "sample" and msg["name"] in self._of_particle:
+            if msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+                numpyro.prng_key()  # the site's: the sites after it draw what they would
             msg["value"], msg["intermediates"] = self._of_particle[msg["name"]]
 
     def _each_particle(self, function: Callable[[Array], Any], keys: Array) -> Any:
-        def particle(key_and_draws: tuple[Array, _Draws]) -> Any:
+        def run(key_and_draws: tuple[Array, _Draws]) -> Any:
             key, self._of_particle = key_and_draws
-            return function(key)
+            result = function(key)
+            self._of_particle = {}  # what is traced here must not be held beyond it
+            return result
 
-        result = self._map_particles(particle, (keys, self._draws))
-        self._of_particle = {}
-        return result
+        return self._map_particles(run, (keys, self._draws))
 
 
 def _draws(guide_trace: Trace) -> _Draws:
-    # Not of point masses: they follow from the others, and at a value with another last bit their density would be 0.
-    sites = {name: site for name, site in guide_trace.items() if _is_spread_out(site)}
+    # Not of mixtures of point masses: where these lie follows from the other draws, and at a value with another last
+    # bit the density would be 0.
+    sites = {name: site for name, site in guide_trace.items() if _is_spread_out(site) and not _has_points(site["fn"])}
     return {name: (site["value"], site["intermediates"]) for name, site in sites.items()}
+
+
+def _has_points(d: Distribution) -> bool:
+    leaves = jax.tree.leaves(d, is_leaf=lambda node: isinstance(node, dist.Delta))
+    return any(isinstance(leaf, dist.Delta) for leaf in leaves)
 
 
 def statistic_arguments(constraints: tuple[Proximity | SpeedLimit, ...]) -> tuple[tuple[str, ...], ...]:
