@@ -200,7 +200,7 @@ class Objective:
         if self.loss.changes_gradient:
             model, guide = self.loss.objective_at(model, guide, inputs.step, inputs.first_loss)
 
-        # Particles that run in turn would have to be held, each with its draws.
+        # Particles run in turn to save memory: the draws of all of them would have to be kept.
         shares_draws = self.loss.changes_gradient and (elbo.num_particles == 1 or elbo.vectorize_particles is True)
 
         def observe(guide_trace: Trace, key: Array) -> _Seen:
