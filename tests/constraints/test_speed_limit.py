@@ -94,7 +94,7 @@ PROBLEMS: dict[str, tuple[Callable[[Any], jax.Array], Any, Callable[[jax.Array],
         lambda key: {"w": jax.random.normal(key, (3, 6)), "v": 0.1 * jax.random.normal(key, (6, 5))},
     ),
 }
-OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[str, Callable[[float | jax.Array], optax.GradientTransformation]] = {
     "sgd": lambda rate: optax.sgd(0.1 * rate),
     "adam": optax.adam,
     "lion": optax.lion,
