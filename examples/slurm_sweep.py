@@ -11,14 +11,14 @@ from pathlib import Path
 
 import submitit
 
-from proxvi_paper.experiments.belief_networks import METHODS, OneLayer, report
+from proxvi_paper.experiments.belief_networks import OneLayer, report
 from proxvi_paper.experiments.sweeps import sweep
 
 
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--scale", type=float, default=0.25, help="share of the paper's 4 million steps")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=list(OneLayer.methods))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--samples", type=int, default=5_000, help="of the guide, in the evaluation")
     parser.add_argument("--digits", type=int, default=10_000, help="in the evaluation")

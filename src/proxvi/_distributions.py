@@ -254,7 +254,8 @@ def _unwrapped(
             return value, mask, d.base_dist.batch_shape[len(d.batch_shape) :] + latent
         case dist.ExpandedDistribution():
             value, mask, latent = _unwrapped(d.base_dist, measure, keeps_event)
-            return jnp.broadcast_to(value, d.batch_shape + latent), mask, latent
+            # A value of more axes than the distribution keeps them, as in NumPyro.
+            return jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, d.batch_shape + latent)), mask, latent
         case dist.MaskedDistribution():
             value, mask, latent = _unwrapped(d.base_dist, measure, keeps_event)
             own = jnp.broadcast_to(d._mask, d.batch_shape)

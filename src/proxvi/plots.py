@@ -20,12 +20,9 @@ WINDOWS = 200  # of a trace
 def pyplot() -> Any:
     """Return `matplotlib.pyplot`, imported when a plot is made and not before."""
     try:
-        import matplotlib
+        import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError("plots need Matplotlib: pip install 'proxvi[plot]'.") from error
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot as plt
-
     return plt
 
 

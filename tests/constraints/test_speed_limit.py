@@ -420,6 +420,10 @@ def test_the_range_is_that_of_the_distributions() -> None:
     [
         (lambda: make_svi(SpeedLimit(proxvi.kl_to_prior)).run(KEY, 2, X), r"`range` must be given for a statistic"),
         (lambda: make_svi(SpeedLimit(proxvi.mean_variance)).run(KEY, 2, X), r"`range` must be given for a statistic"),
+        (
+            lambda: make_svi(SpeedLimit(jax.jit(lambda q: proxvi.entropy(q)))).run(KEY, 2, X),
+            r"`range` must be given for a statistic that is not an entropy, or is compiled by `jax.jit`",
+        ),
         (lambda: SpeedLimit(over=-1), r"`over` must be a finite number of at least 0, got -1"),
         (lambda: SpeedLimit(over=np.inf), r"`over` must be a finite number of at least 0, got inf"),
         (lambda: SpeedLimit(range=0), r"`range` must be a finite number above 0, got 0"),

@@ -516,6 +516,28 @@ def test_warm_up_refuses_score_functions_and_numbers(elbo: ELBO) -> None:
         proxvi.WarmUpELBO(Trace_ELBO(), 0.5)
 
 
+def test_the_bound_of_vimco_is_finite_if_any_particle_has_weight() -> None:
+    """Here w is 1 where z = 1, and 0 elsewhere."""
+
+    def model() -> None:
+        z = jnp.asarray(numpyro.sample("z", dist.Bernoulli(0.5)))
+        numpyro.factor("must be on", jnp.where(z == 1, 0.0, -jnp.inf))
+
+    def guide() -> None:
+        numpyro.sample("z", dist.Bernoulli(logits=param("logit", 0.0)))
+
+    def loss(key: jax.Array, params: Any) -> Any:
+        return proxvi.VimcoELBO(5).loss(key, params, model, guide)
+
+    keys = jax.random.split(jax.random.key(0), 100)
+    both = jax.jit(jax.vmap(jax.value_and_grad(loss, argnums=1), (0, None)))
+    losses, slopes = both(keys, {"logit": jnp.zeros(())})
+    possible = [-np.log(on / 5) for on in range(1, 6)]  # of five particles, but for none
+    assert {round(float(x), 3) for x in losses if jnp.isfinite(x)} == {round(x, 3) for x in possible}
+    assert np.sum(~np.isfinite(losses)) < 10  # all five are off in 1 of 32 cases
+    np.testing.assert_array_equal(np.isfinite(slopes["logit"]), np.isfinite(losses))
+
+
 def test_one_particle_has_no_others() -> None:
     for estimator in (proxvi.LeaveOneOutELBO, proxvi.VimcoELBO):
         with pytest.raises(ValueError, match="`num_particles` must be an integer of at least 2, got 1"):

@@ -83,6 +83,12 @@ def test_log_density_of_wrapped_bernoullis_is_numpyros(wrap: Any) -> None:
         np.testing.assert_allclose(ours, of_logits(lambda d: d.log_prob(value)), rtol=1e-5, atol=1e-6)
 
 
+def test_a_value_may_have_more_axes_than_expanded_bernoullis() -> None:
+    d, value = dist.Bernoulli(logits=jnp.array(0.3)).expand([3]).to_event(1), jnp.ones((4, 3))
+    with jax.numpy_rank_promotion("allow"):  # as NumPyro needs it where it expands
+        np.testing.assert_array_equal(log_density({"fn": d, "value": value, "intermediates": []}), d.log_prob(value))
+
+
 def test_a_masked_row_may_be_nan() -> None:
     x = jnp.array([1.0, jnp.nan, 0.0])
 

@@ -1,5 +1,6 @@
 """Many starts in one program, and the report of how much they matter."""
 
+import dataclasses
 import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -406,6 +408,31 @@ def test_a_network_with_batch_norm_and_a_guide_without_width_get_their_report() 
         assert set(report.distances) == ({"z"} if isinstance(guide, AutoNormal) else set())
 
 
+def test_the_answers_of_a_guide_with_batch_norm_are_compared() -> None:
+    flax = pytest.importorskip("flax.linen")
+
+    class Encoder(flax.Module):
+        @flax.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return flax.BatchNorm(use_running_average=False)(flax.Dense(2)(x))
+
+    def model(x: jax.Array) -> None:
+        with numpyro.plate("rows", 6):
+            z = jnp.asarray(numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1)))
+            numpyro.sample("x", dist.Normal(z, 1.0).to_event(1), obs=x)
+
+    def guide(x: jax.Array) -> None:
+        encoder = flax_module("encoder", Encoder(), mutable=["batch_stats"], input_shape=(1, 2))
+        assert encoder is not None
+        with numpyro.plate("rows", 6):
+            numpyro.sample("z", dist.Normal(encoder(x), 0.1).to_event(1))
+
+    svi, x = SVI(model, guide, optax.adam(0.01), Trace_ELBO()), jax.random.normal(KEY, (6, 2))
+    with jax.numpy_rank_promotion("allow"):  # Flax adds its biases so
+        report = proxvi.luck(svi, KEY, 20, x, starts=2, particles=2, progress_bar=False)
+    assert set(report.distances) == {"z"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 8])
 def test_devices_do_not_change_a_bit_of_an_svi(of_an_svi: Luck, count: int) -> None:
@@ -471,6 +498,31 @@ def test_a_short_trace_that_rises_is_too_short_to_tell(windows: int) -> None:
     assert f"But {windows} ELBOs of each are too short a trace to tell whether they still climb" in verdict
     level = np.zeros((8, windows))
     assert Luck(level[:, -1], level, None).verdict.endswith("One run is enough.")
+
+
+@pytest.mark.parametrize("windows", [5, 19])
+def test_short_traces_that_rise_are_no_reason_to_race(windows: int) -> None:
+    rising = np.linspace(-1_000.0, 0.0, windows) - 20.0 * np.arange(8)[:, None]
+    assert Luck(rising[:, -1], rising, None).verdict == (
+        f"8 starts differ by up to 140, but {windows} ELBOs of each are too short a trace to tell whether they still "
+        "climb: run longer, or return more of them."
+    )
+
+
+def test_the_noise_of_hopeless_starts_does_not_matter() -> None:
+    elbos, errors = np.array([0.0] * 20 + [-1e5] * 12), np.array([0.01] * 20 + [300.0] * 12)
+    assert "standard errors" not in str(report_of(elbos, errors=errors))
+    errors[0] = 1.5
+    assert "standard errors up to 1.5 nats: raise `particles`, or `tolerance` to 3 at least" in str(
+        report_of(elbos, errors=errors)
+    )
+
+
+def test_a_report_as_json_has_everything_but_parameters_and_traces() -> None:
+    distances = {"z": np.array([0.0, np.inf])}
+    kept = report_of([0.0, -5.0], errors=np.ones(2), distances=distances, begin_alike=True).to_dict()
+    assert {field.name for field in dataclasses.fields(Luck)} - kept.keys() == {"params", "traces"}
+    assert json.loads(json.dumps(kept))["distances"] == {"z": [0.0, None]}
 
 
 def test_one_elbo_of_each_start_is_enough_but_three_starts_are_too_few() -> None:
@@ -601,3 +653,11 @@ def test_moments_take_the_memory_of_a_few_draws_and_not_of_all() -> None:
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     plots.luck({"two hills": on_one_device()}, tmp_path / "starts.png")
     assert (tmp_path / "starts.png").stat().st_size > 10_000
+
+
+def test_a_picture_leaves_the_backend_of_matplotlib_alone(tmp_path: Path) -> None:
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")  # as a notebook has its own
+    plots.luck({"two levels": report_of([0.0, -5.0])}, tmp_path / "starts.png")
+    assert matplotlib.get_backend() == "svg"
+    matplotlib.use(before)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,16 @@ def test_a_race_that_was_interrupted_goes_on_to_the_same_bits(raced: proxvi.Race
         np.testing.assert_array_equal(ours.scores, theirs.scores)
     with pytest.raises(proxvi.ConfigurationError, match="`num_steps`"):
         proxvi.race(svi(), KEY, 9_000, Y, **settings)
+
+
+@pytest.mark.slow
+def test_a_race_refuses_the_folder_of_another_run_by_name(tmp_path: Path) -> None:
+    folder = proxvi.Checkpointing(tmp_path)
+    with closing(folder.open({"num_steps": 9_000})) as checkpoints:
+        checkpoints.save(5_000, {"x": jnp.zeros(1)}, {})  # a race has no such step
+        checkpoints.wait()
+    with pytest.raises(proxvi.ConfigurationError, match=r"checkpoint 5000 in .* use another folder"):
+        proxvi.race(svi(), KEY, 400, Y, starts=2, checkpointing=folder, progress_bar=False)
 
 
 def test_a_plain_lane_is_kept_until_one_is_left() -> None:

@@ -1,6 +1,7 @@
 """The rule that says when a run has converged."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import proxvi
 from proxvi.training._convergence import has_converged, is_time_to_ask, still_to_gain
+from proxvi.training._progress import Progress
 
 KEY = jax.random.key(0)
 
@@ -92,14 +94,39 @@ def test_luck_stops_when_all_starts_have_converged() -> None:
     report = proxvi.luck(svi(), KEY, 20_000, X, stop_within=2.0, **wanted)
     assert 20 <= report.traces.shape[1] < 60  # of a hundred windows
     assert report.verdict.startswith("No luck")
-    with pytest.raises(ValueError, match="`stop_within` must be None with a constraint"):
-        proxvi.luck(
-            proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.02), Trace_ELBO(), proxvi.SpeedLimit()),
-            KEY,
-            1_000,
-            X,
-            stop_within=2.0,
-        )
+
+
+def test_luck_does_not_stop_within_a_constraint_or_a_schedule() -> None:
+    warm_up = proxvi.WarmUpELBO(Trace_ELBO(), optax.linear_schedule(0.0, 1.0, 500))
+    for loss, constraint in ((Trace_ELBO(), proxvi.SpeedLimit()), (warm_up, ())):
+        scheduled = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.02), loss, constraint)
+        with pytest.raises(ValueError, match="`stop_within` must be None with a constraint, annealing or KL warm-up"):
+            proxvi.luck(scheduled, KEY, 1_000, X, stop_within=2.0)
+
+
+@pytest.mark.parametrize("how", ["stop_within", "patience"])
+def test_fit_does_not_stop_within_a_schedule(how: str) -> None:
+    """The true ELBO is flat, or falls, while the objective is another one."""
+    warm_up = proxvi.WarmUpELBO(Trace_ELBO(), lambda step: jnp.where(jnp.asarray(step) < 3_000, 0.0, 1.0))
+    svi = proxvi.ProximitySVI(model, AutoNormal(model), optax.adam(0.02), warm_up, ())
+    stops: dict[str, Any] = {"stop_within": 2.0} if how == "stop_within" else {}
+    stops |= {} if stops else {"validation": proxvi.Validation(X, patience=3)}
+    steps = len(proxvi.fit(svi, KEY, 10_000, X, reporting=REPORTS, **stops).losses)
+    assert 3_000 < steps < 10_000
+
+
+def test_a_limit_that_changed_an_update_since_the_last_report_holds() -> None:
+    """With batches it changes most updates, but not all, and perhaps not the one before a report."""
+    progress = Progress(np.zeros(1_000), step=100)
+    assert progress.hold(False, 40)
+    assert progress.held_until == 100
+    progress.step = 200
+    assert not progress.hold(False, 40)
+    assert progress.held_until == 100
+    resumed = Progress(np.zeros(1_000))
+    resumed.resume(200, np.zeros(200), json.loads(json.dumps(progress.notes())))
+    assert not resumed.hold(False, 40)
+    assert resumed.hold(False, 41)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])

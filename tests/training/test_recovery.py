@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import stat
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -100,12 +101,16 @@ def test_garbled_and_lost_metrics_do_not_stop_a_run_from_resuming(tmp_path: Path
 # Where checkpoints go
 
 
-@pytest.mark.parametrize("folder", ["gs://bucket/run", "s3://bucket/run", "az://bucket/run"])
-def test_object_stores_are_refused_at_once(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket/run", "az://bucket/run"])
+def test_object_stores_are_refused_at_once(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"`folder` must be a folder of a file system, got the object store .* mount"):
-        proxvi.Checkpointing(folder)
+    for given in (path, Path(path)):  # which has one slash less
+        with pytest.raises(ValueError, match=r"`folder` must be on a file system, got the object store .* mount"):
+            proxvi.Checkpointing(given)
+        with pytest.raises(ValueError, match=r"`metrics_file` must be on a file system, got the object store"):
+            proxvi.Reporting(metrics_file=given)
     assert list(tmp_path.iterdir()) == []
+    assert proxvi.Checkpointing("C:/runs").folder == "C:/runs"
 
 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
@@ -283,6 +288,33 @@ def test_signals_save_and_exit_with_their_own_status(
     assert f"received {name}: saved step 10 of 20" in caplog.text
 
 
+@pytest.mark.slow
+def test_an_exception_that_follows_a_signal_is_saved_too(tmp_path: Path) -> None:
+    """A signal to all processes of a group ends the workers of a data loader, and then the loader raises."""
+
+    def lose_the_loader(step: int, _: dict[str, Any]) -> None:
+        if step == 10:
+            signal.raise_signal(signal.SIGTERM)
+            raise CrashError("a worker was killed")
+
+    with pytest.raises(CrashError, match="a worker was killed"):
+        fit(folder=tmp_path, callback=lose_the_loader)
+    assert checkpoints_in(tmp_path)[-1] == 10
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_run_without_killing_the_process(tmp_path: Path) -> None:
+    def send_two(step: int, _: dict[str, Any]) -> None:
+        if step == 10:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        fit(folder=tmp_path, callback=send_two)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def crash_at_step_10(folder: Path) -> None:
     def crash(step: int, _: dict[str, Any]) -> None:
         if step == 10:
@@ -292,28 +324,30 @@ def crash_at_step_10(folder: Path) -> None:
         fit(folder=folder, callback=crash)
 
 
-@pytest.mark.parametrize("name", ["_new_checkpointer", "load"])
-def test_ctrl_c_while_checkpoints_are_read_ends_the_run_and_sets_nothing_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(("name", "number"), [("_new_checkpointer", 2), ("load", 2), ("load", 15)])
+def test_a_signal_while_checkpoints_are_read_ends_the_run_and_sets_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     crash_at_step_10(tmp_path)
     read = getattr(OrbaxStore, name)
 
     def interrupted(self: OrbaxStore, *arguments: Any) -> Any:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             return read(self, *arguments)
-        except KeyboardInterrupt:  # Orbax does so, in about half of its moments
+        except (KeyboardInterrupt, SystemExit):  # Orbax does so, in about half of its moments
             raise LookupError("incompatible handler") from None
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    # A shell's `&` has Ctrl-C ignored; the entry point of a container may have a handler of SIGTERM that raises.
+    raises = signal.default_int_handler if number == signal.SIGINT else lambda *_: sys.exit(143)
+    before = signal.signal(number, raises)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(OrbaxStore, name, interrupted)
-            with pytest.raises(KeyboardInterrupt) as ended:
+            with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as ended:
                 fit(folder=tmp_path)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     assert checkpoints_in(tmp_path)[-1] == 10
     assert not list(tmp_path.glob("*damaged*"))
     # The folder is free, although a notebook keeps the last traceback, and with it all that the run had open.

@@ -76,7 +76,7 @@ class LimitState(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedLimit:
-    """A statistic of the approximation, such as its entropy, may fall only slowly. There is nothing to tune.
+    """A statistic of the approximation, such as its entropy, may fall only slowly. There is no strength to tune.
 
         find the update nearest to the optimiser's   with   f_i(λ + u) − f_i(λ) ≥ −R_i / over   for every unit i
 
@@ -137,8 +137,9 @@ class SpeedLimit:
             ranges = statistic()
         if taken != {"entropy"}:
             raise ValueError(
-                f"`range` must be given for a statistic that is not an entropy, got None for {self!r}; pass the "
-                "difference between its largest and its smallest value, as in `SpeedLimit(kl_to_prior, range=2.0)`."
+                f"`range` must be given for a statistic that is not an entropy, or is compiled by `jax.jit`, got None "
+                f"for {self!r}; pass the difference between its largest and its smallest value, as in "
+                "`SpeedLimit(kl_to_prior, range=2.0)`, or the function that is not compiled."
             )
         # Minus an entropy has the range of the entropy. A unit that is masked everywhere has none.
         return jax.tree.map(lambda r: jnp.where(r == 0.0, 1.0, jnp.abs(r)), ranges)

@@ -12,7 +12,7 @@ from jax import Array
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from proxvi._typing import Guide, Int, Model, Params, Scalar
+from proxvi._typing import Bool, Guide, Int, Model, Params, Scalar
 from proxvi._validation import check_number, first_value
 from proxvi.estimators.score_function import LeaveOneOutELBO
 
@@ -50,6 +50,10 @@ class ScheduledELBO(ELBO):
         """Whether the objective depends on the step or on the first loss."""
         return True
 
+    def is_over(self, step: Int[Array, ""], first_loss: Scalar | float) -> Bool[Array, ""] | bool:  # noqa: ARG002
+        """Whether the objective no longer changes from `step` on; a schedule that does not know is never over."""
+        return False
+
     def loss(self, rng_key: Array, param_map: Params, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Any:
         """Minus the true ELBO, with the gradient of the objective if that never changes."""
         if self.needs_step():
@@ -70,6 +74,10 @@ class _Unscheduled(ScheduledELBO):
     """Any other ELBO, which is its own objective at every step."""
 
     changes_gradient = False
+
+    def needs_step(self) -> bool:
+        """No."""
+        return False
 
 
 def as_scheduled(loss: ELBO) -> ScheduledELBO:
@@ -127,10 +135,17 @@ class AnnealedELBO(ScheduledELBO):
         self, model: Model, guide: Guide, step: Int[Array, ""], first_loss: Scalar | float
     ) -> tuple[Model, Guide]:
         """The model, and the guide with its log density multiplied by the temperature."""
+        return model, numpyro.handlers.scale(guide, scale=self._temperature_at(step, first_loss))
+
+    def is_over(self, step: Int[Array, ""], first_loss: Scalar | float) -> Bool[Array, ""] | bool:
+        """Whether the temperature is 1, or a number, which stays."""
+        return not callable(self.temperature) or self._temperature_at(step, first_loss) == 1.0
+
+    def _temperature_at(self, step: Int[Array, ""], first_loss: Scalar | float) -> Array:
         temperature: Any = self.temperature(step) if callable(self.temperature) else self.temperature
         if self.relative:
             temperature = temperature * first_loss
-        return model, numpyro.handlers.scale(guide, scale=jnp.maximum(1.0, temperature))
+        return jnp.maximum(1.0, temperature)
 
 
 class WarmUpELBO(ScheduledELBO):
@@ -186,6 +201,10 @@ class WarmUpELBO(ScheduledELBO):
         """Both with the log densities of latent variables multiplied by the weight."""
         weight = jnp.asarray(self.weight(step))
         return _ScaleLatent(model, weight), _ScaleLatent(guide, weight)
+
+    def is_over(self, step: Int[Array, ""], first_loss: Scalar | float) -> Bool[Array, ""]:  # noqa: ARG002
+        """Whether the weight is 1."""
+        return jnp.asarray(self.weight(step)) == 1.0
 
 
 class _ScaleLatent(Messenger):

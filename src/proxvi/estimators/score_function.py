@@ -198,13 +198,18 @@ class VimcoELBO(MultiParticleELBO):
         count = self.num_particles
         bound = logsumexp(log_weights, axis=0, keepdims=True) - jnp.log(count)
         fixed = jax.lax.stop_gradient(log_weights)
-        others = (jnp.sum(fixed, axis=0, keepdims=True) - fixed) / (count - 1)
+        # The mean of the other logarithms, but −inf − (−inf) is NaN: weights of 0 are left out of the sum, and counted.
+        zero = jnp.isneginf(fixed)
+        finite = jnp.where(zero, 0.0, fixed)
+        others = (jnp.sum(finite, axis=0, keepdims=True) - finite) / (count - 1)
+        others = jnp.where(jnp.sum(zero, axis=0, keepdims=True) > zero, -jnp.inf, others)
         # row s: the weights with w_s replaced by the geometric mean of the others
         replaced = jnp.where(
             jnp.eye(count, dtype=bool).reshape((count, count) + (1,) * (fixed.ndim - 1)), others[:, None], fixed[None]
         )
         without = logsumexp(replaced, axis=1) - jnp.log(count)
-        signal = jax.lax.stop_gradient(bound) - without
+        # A baseline must be finite: 0 is as right as any where all other weights are 0.
+        signal = jax.lax.stop_gradient(bound) - jnp.where(jnp.isneginf(without), 0.0, without)
         surrogate = jnp.sum(score * signal, axis=0)
         return jnp.sum(scales[0] * (bound[0] + surrogate))
 
@@ -222,13 +227,17 @@ def _terms(model_trace: Trace, guide_trace: Trace) -> list[_Term]:
     return terms
 
 
-def scores_of_parents(guide_trace: Trace, sites: tuple[str, ...], *, any_order: bool) -> tuple[dict[str, Array], Array]:
+def scores_of_parents(
+    guide_trace: Trace, sites: tuple[str, ...], *, any_order: bool, known_at_sample: bool = False
+) -> tuple[dict[str, Array], Array]:
     """The scores of the samples that the distributions at `sites` may depend on, where those carry no gradient.
 
     Args:
         guide_trace: of one particle.
         sites: names.
         any_order: whether later samples count, too: the model's distribution at a site may depend on them.
+        known_at_sample: whether the model's density at a site may be known only at its own sample, which then counts
+            even where there is no other.
 
     Returns:
         By site, if it has such parents: 0, with the slope of their `log q`, shaped as the batch axes of the site, along
@@ -245,7 +254,8 @@ def scores_of_parents(guide_trace: Trace, sites: tuple[str, ...], *, any_order: 
     ]
     order = list(guide_trace)
     parents: dict[str, Array] = {}
-    for name in sites if len(sites) > 1 or any(_is_in_scan(guide_trace[name]) for name in sites) else ():
+    has_any = len(sites) > 1 or known_at_sample or any(_is_in_scan(guide_trace[name]) for name in sites)
+    for name in sites if has_any else ():
         site = guide_trace[name]
         plates, axes = plates_of(site, guide_trace), len(site["fn"].batch_shape)
         for other, of_other, score in scores:

@@ -17,6 +17,7 @@ from numpyro.infer.util import log_density
 
 from proxvi._typing import Params, ParamTree, Tree
 from proxvi._validation import check_integer, check_key, check_number, common_length
+from proxvi.estimators import as_scheduled
 from proxvi.starts._labels import Labels, find_labels, match
 from proxvi.starts._lanes import OTHER_STARTS, Lanes, take
 from proxvi.starts.report import Luck
@@ -72,7 +73,8 @@ def luck(
         particles: samples for each final ELBO, the same ones for all starts.
         average_last: of a function: the final ELBO is the mean of this many last entries of its trace.
         stop_within: stop early, when doubling the steps would gain less than this many nats in every start. The noise
-            of the losses is taken into account. Only without a constraint. None takes all steps.
+            of the losses is taken into account. Only without a constraint, annealing or KL warm-up. None takes all
+            steps.
         mesh: devices to spread the starts over; None takes all of them.
         executor: whose workers advance the starts, such as Dask's `client.get_executor()`; None for this process.
         progress_bar: whether to show one.
@@ -116,10 +118,10 @@ def luck(
         if stop_within is not None:
             remedy = "2 nats are a good choice, and None takes all steps"
             check_number("stop_within", stop_within, above=0.0, remedy=remedy)
-            if getattr(inference, "constraints", ()):
+            if getattr(inference, "constraints", ()) or as_scheduled(inference.loss).needs_step():
                 raise ValueError(
-                    f"`stop_within` must be None with a constraint, which needs the whole run, got {stop_within}; "
-                    "leave it out."
+                    "`stop_within` must be None with a constraint, annealing or KL warm-up, which need the whole run, "
+                    f"got {stop_within}; leave it out."
                 )
         lanes = Lanes(inference, key, data, batch_size, starts, mesh, executor=executor)
         return _of_lanes(lanes, key, num_steps, starts, particles, progress_bar, stop_within, settings)
@@ -205,9 +207,11 @@ def _differences(
     lanes: Lanes, states: ProximitySVIState, best: int, key: Array
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """By site, how far the answers of each start are from those of the best; and sites whose labels were matched."""
-    svi, params, data = lanes.svi, lanes.params(states), lanes.source.arrays
+    svi, data = lanes.svi, lanes.source.arrays
+    params = {**lanes.params(states), **(states.mutable_state or {})}
 
     def sample(params: Params, data: Tree, key: Array) -> Params:
+        params = jax.tree.map(lambda x: x, params)  # a copy, for a network writes into its mutable state
         guide = numpyro.handlers.substitute(numpyro.handlers.seed(svi.guide, key), data=params)
         trace = numpyro.handlers.trace(guide).get_trace(*data, **svi.static_kwargs)
         return {
@@ -232,7 +236,7 @@ def _differences(
     means, deviations = ({name: moment[name] for name in wide} for moment in (means, deviations))
 
     labels: list[Labels] = []
-    # A discrete latent has no mean value, and a model with mutable state cannot be called without it.
+    # A discrete latent has no mean value, and mutable state changes with every call of the model.
     if not discrete and states.mutable_state is None:
         try:
             labels = _labels(svi, {name: mean[best] for name, mean in means.items()}, take(params, best), data, key)

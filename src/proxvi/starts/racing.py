@@ -131,8 +131,8 @@ def race(
         num_steps: gradient steps of all lanes together.
         data: the arguments of the model.
         starts: how many starts; with each method, so there are `starts × len(methods)` lanes, a power of 2.
-        methods: "plain", "speed limit", or both. The second needs a guide that has an entropy. On the benchmark it
-            changed next to nothing beside plain lanes.
+        methods: "plain", "speed limit", or both. The second is `SpeedLimit()`, on the mean entropy over the rows of a
+            plate. On the benchmark it changed next to nothing beside plain lanes.
         batch_size: rows of the arrays in a batch; None for all of them. The final ELBO is that of all rows, so the
             model must take these, too.
         particles: samples for the final ELBO.
@@ -198,7 +198,10 @@ def race(
         if checkpointing is not None:
             settings = {"num_steps": num_steps, "starts": starts, "methods": list(methods)}
             checkpoints = stack.enter_context(closing(checkpointing.open({**lanes.describe(states), **settings})))
-            restored = checkpoints.restore(lambda step: take(states, np.arange(stages[step - 1].lanes_after)))
+            # A later step than the last is of another run, which `restore` refuses by name.
+            restored = checkpoints.restore(
+                lambda step: take(states, np.arange(stages[min(step, len(stages)) - 1].lanes_after))
+            )
             if restored is not None:
                 first, states, alive = restored.step, restored.tree, np.array(restored.notes["alive"])
                 rounds = [Round(np.array(lane), n, np.array(s)) for lane, n, s in restored.notes["rounds"]]

@@ -193,6 +193,16 @@ class Luck:
             )
             # A network that gains more by its steps than by its start.
             return text + (", or give the steps of all starts to one run." if spread < 10 * gain else ".")
+        agree = f"all {n} starts end {near} (at least {low:.0%} of all starts)."
+        if self._may_climb:
+            spread = np.nanmax(self._finite) - np.nanmin(self._finite)
+            text = (
+                f"No luck so far: {agree} But" if self.good == n else f"{n} starts differ by up to {_nats(spread)}, but"
+            )
+            return (
+                f"{text} {self.traces.shape[1]} ELBOs of each are too short a trace to tell whether they still climb: "
+                "run longer, or return more of them."
+            )
         if self.good == 0:
             return (
                 f"None of {n} starts ends {near} known ELBO, {self.best:.2f}; the best of them loses "
@@ -200,12 +210,6 @@ class Luck:
                 "Race more of them: `proxvi.race`."
             )
         if self.good == n:
-            agree = f"all {n} starts end {near} (at least {low:.0%} of all starts)."
-            if self._may_climb:
-                return (
-                    f"No luck so far: {agree} But {self.traces.shape[1]} ELBOs of each are too short a trace to tell "
-                    "whether they still climb: run longer, or return more of them."
-                )
             if high - low > 0.5:
                 return f"No luck so far: {agree} {n} starts are too few to tell."
             return f"No luck: {agree} One run is enough."
@@ -258,11 +262,14 @@ class Luck:
         if self.floor is not None and (below := int(np.sum(self._finite < self.floor))):
             end, found = ("start ends", "it has") if below == 1 else ("starts end", "they have")
             notes.append(f"{below} {end} below the null model, {self.floor:.2f}: {found} found nothing.")
-        if self.errors is not None and np.nanmax(self.errors) > self.tolerance / 2:
-            notes.append(
-                f"The ELBOs have standard errors up to {_nats(np.nanmax(self.errors))} nats: raise `particles`, or "
-                f"`tolerance` to {_nats(2 * np.nanmax(self.errors))} at least."
-            )
+        if self.errors is not None:
+            # Of starts that may be good or not. How far below a hopeless one ends does not matter.
+            in_doubt = self._finite >= self.best - self.tolerance - 2 * self.errors
+            if (error := np.max(self.errors, where=in_doubt, initial=0.0)) > self.tolerance / 2:
+                notes.append(
+                    f"The ELBOs have standard errors up to {_nats(error)} nats: raise `particles`, or `tolerance` to "
+                    f"{_nats(2 * error)} at least."
+                )
         if self.matched:
             names = ", ".join(f"`{name}`" for name in self.matched)
             notes.append(f"The components of {names} were matched first: the model is the same in any order of them.")
@@ -305,9 +312,14 @@ class Luck:
 
     def to_dict(self) -> Json:
         """Everything but parameters and traces, as JSON takes it."""
+
+        def listed(values: np.ndarray) -> list[float | None]:
+            return [float(x) if np.isfinite(x) else None for x in values]
+
         return {
             "verdict": self.verdict,
-            "elbos": [float(x) if np.isfinite(x) else None for x in self.elbos],
+            "elbos": listed(self.elbos),
+            "errors": None if self.errors is None else listed(self.errors),
             "tolerance": float(self.tolerance),
             "best": self.best,
             "best_known": None if self.best_known is None else float(self.best_known),
@@ -316,7 +328,9 @@ class Luck:
             "interval": list(self.interval),
             "median_loss": self.median_loss if math.isfinite(self.median_loss) else None,
             "climbing": int(self.climbing.sum()),
+            "begin_alike": bool(self.begin_alike),
             "matched": list(self.matched),
+            "distances": {name: listed(distance) for name, distance in self.distances.items()},
             "basins": [
                 {
                     "elbo": basin.elbo,

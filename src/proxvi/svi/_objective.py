@@ -116,7 +116,9 @@ class Objective:
             found["guide_params"] = tuple(sorted(n for n, s in trace.items() if s["type"] == "param" and n in params))
             found["latent_sites"] = tuple(name for name, site in trace.items() if _is_spread_out(site))
             found["latent_plates"] = tuple(sorted(plates - observed))
-            found["has_sampled_parents"] = bool(scores_of_parents(trace, found["latent_sites"], any_order=True)[0])
+            takes_prior = any("prior" in taken for taken in self.taken)  # which may be known at the sample only
+            parents, _ = scores_of_parents(trace, found["latent_sites"], any_order=True, known_at_sample=takes_prior)
+            found["has_sampled_parents"] = bool(parents)
 
         jax.eval_shape(look, inputs.key)
         return replace(self, **found)
@@ -207,8 +209,11 @@ class Objective:
             values = {i: self._observe(i, guide_trace, constrained, key, inputs) for i in self.active}
             return _Seen(values, _draws(guide_trace) if shares_draws else {})
 
+        # Their runs of the guide keep the path of a sample that has a score.
+        keeps_path = self.has_sampled_parents and isinstance(elbo, Trace_ELBO | TraceMeanField_ELBO)
+        observable = type(elbo) in OBSERVABLE and not self._several_samples and not keeps_path
         observer = None
-        if type(elbo) in OBSERVABLE and (self.active or shares_draws) and not self._several_samples:
+        if observable and (self.active or shares_draws):
             observer = _Observer(elbo, guide, observe)
             elbo, guide = observer.elbo, observer.guide
         if jax.tree.leaves(inputs.mutable_state):
@@ -270,11 +275,14 @@ class Objective:
             # A slope that is not finite times a magnitude of 0 is not 0: the slope has to go.
             now = magnitude(inputs.constraints[i].constraint.step) if callable(magnitude) else magnitude
             q, extra = _without_slope_where(jnp.asarray(now) <= 0.0, (q, extra))
+        known_at_sample = any(isinstance(p, _distributions.KnownAtSample) for p in extra.get("prior", {}).values())
         if "prior" in extra:
             extra["prior"] = {name: _distributions.of_model(p) for name, p in extra["prior"].items()}
         scores: dict[str, _distributions.SampledParents] = {}
         if self.has_sampled_parents:
-            parents, everything = scores_of_parents(guide_trace, tuple(sites), any_order="prior" in self.taken[i])
+            parents, everything = scores_of_parents(
+                guide_trace, tuple(sites), any_order="prior" in self.taken[i], known_at_sample=known_at_sample
+            )
             axis = PARTICLES if self._particles > 1 and self.loss.elbo.vectorize_particles is True else None
             rest = everything, self._particles, axis, {}
             scores = {name: _distributions.SampledParents(score, *rest) for name, score in parents.items()}
@@ -297,7 +305,8 @@ class Objective:
         """The guide's trace; the key is split as in `Trace_ELBO`."""
         _, guide_key = jax.random.split(key)
         guide = numpyro.handlers.substitute(numpyro.handlers.seed(self.guide, guide_key), data=constrained)
-        return numpyro.handlers.trace(guide).get_trace(*inputs.args, **inputs.kwargs)
+        with _SamplesWithoutPath():
+            return numpyro.handlers.trace(guide).get_trace(*inputs.args, **inputs.kwargs)
 
     def _model_trace(self, key: Array, constrained: Params, inputs: StepInputs, guide_trace: Trace) -> Trace:
         """The model's trace at a sample of the guide; the key is split as in `Trace_ELBO`."""
@@ -333,6 +342,14 @@ class Objective:
 
     def _of_guide(self, params: Params) -> Params:
         return {name: params[name] for name in self.guide_params}
+
+
+class _SamplesWithoutPath(Messenger):
+    """A sample whose score carries the gradient has none of its own, as in NumPyro's `get_importance_trace`."""
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"] and not msg["fn"].has_rsample:
+            msg["value"], msg["intermediates"] = jax.lax.stop_gradient(msg["value"]), None
 
 
 _Draws = dict[str, tuple[Any, Any]]  # by site: the value, and the intermediate results of its transforms

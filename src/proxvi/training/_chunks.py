@@ -15,6 +15,7 @@ from numpyro.infer import ELBO, SVI, Trace_ELBO
 
 from proxvi._typing import Batch, Json, Metrics, Tree
 from proxvi._validation import common_length
+from proxvi.constraints import LimitState
 from proxvi.estimators import OrderedTraceELBO, as_scheduled, with_elbo
 from proxvi.svi import (
     ProximitySVI,
@@ -243,6 +244,16 @@ class ChunkRunner:
                 values.setdefault(name, []).append(float(value))
         found = {name: v[0] if len(v) == 1 else v for name, v in values.items()}
         return {**found, "skipped": int(skipped)}
+
+    def limited_updates(self) -> int:
+        """How many updates speed limits have changed."""
+        limits = [c.constraint for c in self.state.constraints if isinstance(c.constraint, LimitState)]
+        return sum(int(limit.active) for limit in limits)
+
+    def was_scheduled(self, steps: int) -> bool:
+        """Whether annealing or KL warm-up was still on its way to the ELBO so many steps ago."""
+        loss, then = as_scheduled(self.svi.loss), self.state.optim_state[0] - steps
+        return loss.needs_step() and not bool(loss.is_over(then, self.state.first_loss))
 
     def describe(self) -> Json:
         """What a checkpoint must agree with."""

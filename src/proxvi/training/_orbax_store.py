@@ -12,7 +12,7 @@ import jax
 
 from proxvi._typing import Json, Leaves
 from proxvi.training._devices import gather
-from proxvi.training.checkpoints import CheckpointStore, ctrl_c_waits, in_short
+from proxvi.training.checkpoints import CheckpointStore, in_short, signals_wait
 
 LOG = logging.getLogger("proxvi")
 ATTEMPTS = 3  # to write a checkpoint
@@ -41,7 +41,7 @@ class OrbaxStore(CheckpointStore):
                 if jax.process_index() == 0:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     resources.enter_context(lock_folder(self._folder))
-                with ctrl_c_waits():
+                with signals_wait():
                     self._orbax = self._open()
                     # Before the folder is free: a thread may still clear it. Raises again what went wrong.
                     resources.callback(lambda: self._orbax.close())

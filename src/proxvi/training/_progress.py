@@ -32,7 +32,8 @@ class Progress:
         step: steps taken.
         best: the best validation ELBO; None before the first.
         waited: reports since then.
-        held_until: the last report at which a constraint was active.
+        held_until: the last report at which a constraint, annealing or KL warm-up was active.
+        limited: updates that speed limits had changed until the latest report.
         started: when the run would have started if it had never been interrupted.
     """
 
@@ -42,6 +43,7 @@ class Progress:
     best: float | None = None
     waited: int = 0
     held_until: int = 0
+    limited: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -68,12 +70,23 @@ class Progress:
             mean = finite.mean(dtype=np.float64) if finite.size else np.nan
         return -float(mean)
 
+    def hold(self, active: bool, limited: int) -> bool:
+        """Whether anything but the ELBO has moved the run since the report before.
+
+        Args:
+            active: whether a constraint, annealing or KL warm-up was active.
+            limited: updates that speed limits have changed so far. With batches these are most, but not all.
+        """
+        held = active or limited != self.limited  # less, if the limit began afresh
+        self.held_until, self.limited = self.step if held else self.held_until, limited
+        return held
+
     def validate(self, elbo: float, *, held: bool) -> None:
         """Count a report: is its validation ELBO the best so far?
 
         Args:
             elbo: of the held-out data.
-            held: whether a constraint is active. Then the ELBO may fall, and that is no reason to stop.
+            held: what `hold` says. Then the ELBO may fall, and that is no reason to stop.
         """
         better = bool(np.isfinite(elbo)) and (self.best is None or elbo > self.best)
         self.waited = 0 if better or held else self.waited + 1
@@ -86,13 +99,13 @@ class Progress:
 
     def notes(self) -> Json:
         """All but the losses, for the header of a checkpoint."""
-        names = ("held_out", "best", "waited", "held_until", "seconds")
+        names = ("held_out", "best", "waited", "held_until", "limited", "seconds")
         return {name: getattr(self, name) for name in names}
 
     def resume(self, step: int, losses: np.ndarray, notes: Json) -> None:
         """Go on from a checkpoint."""
         self.losses[:step] = losses
-        self.step, self.held_until = step, notes["held_until"]
+        self.step, self.held_until, self.limited = step, notes["held_until"], notes.get("limited", 0)
         if self.held_out in (None, notes.get("held_out")):
             self.held_out, self.best, self.waited = notes.get("held_out"), notes["best"], notes["waited"]
         elif notes["best"] is not None:

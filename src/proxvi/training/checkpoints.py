@@ -23,6 +23,7 @@ from proxvi.training._run_fingerprint import content, signature
 __all__ = ["ConfigurationError"]
 
 LONGEST = 300  # characters of another library's message
+STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")  # signals that tell a run to stop; Windows lacks some
 EXPLAINED = {
     "program": " (the program of a step: model, guide, estimator, optimiser, constraint or a setting of them)",
     "over": " (of speed limits)",
@@ -221,7 +222,7 @@ class Checkpoints:
         self, step: int, like: Callable[[int], Tree], part: Callable[[str], str | None]
     ) -> tuple[Restored | None, str | None]:
         """The checkpoint, and why it could not be read in any process."""
-        with ctrl_c_waits():
+        with signals_wait():
             header, failure = _together(partial(self._header, step))
             if failure is not None:
                 return None, failure
@@ -271,25 +272,29 @@ def _differences(theirs: Json, ours: Json) -> dict[str, tuple[object, object]]:
 
 
 @contextlib.contextmanager
-def ctrl_c_waits() -> Iterator[None]:
-    """Let Ctrl-C raise at the end of the block: Orbax takes an exception within it for damage in what it reads."""
-    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not raises or threading.current_thread() is not threading.main_thread():
+def signals_wait() -> Iterator[None]:
+    """Let Ctrl-C and its like raise at the end of the block: Orbax takes an exception within it for damage."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    numbers = [getattr(signal, name) for name in STOPPING if hasattr(signal, name)]
+    # Those of Python, which may raise; any other ends the process at once, or is ignored.
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     received: list[int] = []
 
     def on_signal(number: int, _: FrameType | None) -> None:
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait: a disk may hang
+        signal.signal(number, handlers[signal.Signals(number)])  # a second one does not wait: a disk may hang
 
-    signal.signal(signal.SIGINT, on_signal)
+    for number in handlers:
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if received:
-            raise KeyboardInterrupt
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
 
 
 def _together[T](attempt: Callable[[], T]) -> tuple[T, str | None]:

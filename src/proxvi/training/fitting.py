@@ -23,7 +23,7 @@ from proxvi.training._chunks import ChunkPacer, ChunkRunner
 from proxvi.training._devices import agree, gather, local
 from proxvi.training._progress import LINE, MetricsLog, Progress, postfix, progress_bar
 from proxvi.training._run_fingerprint import digest
-from proxvi.training.checkpoints import Checkpoints
+from proxvi.training.checkpoints import STOPPING, Checkpoints
 from proxvi.training.options import Checkpointing, Reporting, Validation
 
 __all__ = ["fit"]
@@ -65,7 +65,7 @@ def fit(
         reporting: what to report, how often, and where to.
         validation: held-out data, and when to stop early.
         stop_within: stop at a report if doubling the steps so far would probably gain less than this many nats, judged
-            from the noisy losses. Not while a constraint is active. None takes all steps.
+            from the noisy losses. Not while a constraint, annealing or KL warm-up is active. None takes all steps.
         mesh: devices; each batch is sharded along its first axis. It may span processes (`jax.distributed`). None uses
             one device.
 
@@ -173,14 +173,15 @@ def _measure(
     runner: ChunkRunner, progress: Progress, pacer: ChunkPacer, reporting: Reporting, validation: Validation | None
 ) -> Metrics:
     """The metrics of a report; a validation is counted for early stopping."""
+    since = pacer.report_before(progress.step)
     metrics: Metrics = {
-        "elbo": progress.mean_elbo(pacer.report_before(progress.step)),
+        "elbo": progress.mean_elbo(since),
         **runner.telemetry(),
         "steps_per_second": pacer.take_rate(),
         "seconds": progress.seconds,
     }
-    held = steers(metrics)
-    progress.held_until = progress.step if held else progress.held_until
+    active = steers(metrics) or runner.was_scheduled(progress.step - since)
+    held = progress.hold(active, runner.limited_updates())
     if validation is not None:
         metrics["validation_elbo"] = elbo = runner.evaluate(validation.data)
         progress.validate(elbo, held=held)
@@ -214,12 +215,13 @@ def _finish_saving(checkpoints: Checkpoints, runner: ChunkRunner, progress: Prog
 def _saved_if_interrupted(
     checkpoints: Checkpoints | None, runner: ChunkRunner, progress: Progress, received: list[int]
 ) -> Iterator[None]:
-    """Save before an exception ends the run, unless it is that of a second signal."""
+    """Save before an exception ends the run, unless a second signal has raised it."""
     try:
         yield
     except BaseException as error:
         # Several processes save together, and the others do not know of this exception.
-        if checkpoints is not None and progress.step and jax.process_count() == 1 and not received:
+        of_signal = bool(received) and not isinstance(error, Exception)
+        if checkpoints is not None and progress.step and jax.process_count() == 1 and not of_signal:
             with suppress(OSError):
                 checkpoints.wait()  # an earlier one, which may have failed
             try:
@@ -277,14 +279,18 @@ def _stop_signals(*, caught: bool) -> Iterator[list[int]]:
     if not caught or not in_main:
         yield received
         return
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in STOPPING if hasattr(signal, name)]
     # `nohup` has SIGHUP ignored, and a shell's `&` Ctrl-C; None is a handler that is not Python's.
     handlers = {number: signal.getsignal(number) for number in numbers}
     before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
 
+    def exit_with(number: int, _: FrameType | None) -> None:  # and not at once: a save under way is completed
+        sys.exit(128 + number)
+
     def on_signal(number: int, _: FrameType | None) -> None:
         received.append(number)
-        signal.signal(number, before[signal.Signals(number)])
+        handler = before[signal.Signals(number)]
+        signal.signal(number, exit_with if handler is signal.SIG_DFL else handler)
 
     for number in before:
         signal.signal(number, on_signal)

@@ -3,6 +3,7 @@
 import json
 import numbers
 import os
+import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
@@ -42,12 +43,6 @@ class Checkpointing:
 
     def __post_init__(self) -> None:
         _check_path("folder", self.folder, "leave out `checkpointing` to save nothing")
-        if "://" in str(self.folder):
-            raise ValueError(
-                f"`folder` must be a folder of a file system, got the object store {str(self.folder)!r}, which has no "
-                "lock to keep two runs apart, and to which Orbax may not write; mount the bucket (gcsfuse, Mountpoint "
-                "for Amazon S3), or copy finished checkpoints to it."
-            )
         if isinstance(self.every, bool) or not isinstance(self.every, numbers.Real) or not self.every >= 0:
             raise ValueError(
                 f"`every` must be a number of seconds of at least 0, got {self.every!r}; 0 saves as often as possible."
@@ -119,8 +114,8 @@ class Validation:
     Args:
         data: the arguments of the model, as for `fit`.
         patience: stop after this many reports without a better `validation_elbo`. Reports are not counted while a
-            constraint steers: it makes up more than 1% of the gradient, or, a speed limit, changes the update. None
-            never stops early.
+            constraint steers: it makes up more than 1% of the gradient, or, a speed limit, has changed an update since
+            the report before. Nor during annealing or KL warm-up. None never stops early.
 
     Example:
         >>> import jax.numpy as jnp, proxvi
@@ -147,3 +142,9 @@ class Validation:
 def _check_path(name: str, path: object, remedy: str) -> None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"`{name}` must be a path, got {path!r}; {remedy}.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]", os.fspath(path)):  # `pathlib.Path` takes one of two slashes away
+        raise ValueError(
+            f"`{name}` must be on a file system, got the object store {str(path)!r}, which has no lock to keep two "
+            "runs apart, and in which nothing can be appended; mount the bucket (gcsfuse, Mountpoint for Amazon S3), "
+            "or copy what is finished to it."
+        )
