@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -173,6 +173,42 @@ def test_a_sweep_names_what_did_not_finish(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=rf"1 of 2 trials did not finish \({two[1].name}: MemoryError: no room\)"):
         sweeps.sweep(two, tmp_path, tmp_path, Broken())
     assert trials.finished(ONE, tmp_path) is not None
+
+
+def train_until_stopped(started: Path) -> None:
+    """As `fit`: it notes the signals that come while it saves, and exits."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    started.touch()
+    while not received:
+        time.sleep(0.05)
+    time.sleep(2.0)
+    signal.signal(signal.SIGTERM, before)
+    sys.exit(128 + signal.SIGTERM)
+
+
+def be_killed(started: Path) -> None:
+    while not started.exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_pool_ends_where_one_worker_is_killed_and_another_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "SECONDS_TO_SAVE", 5.0)
+
+    def run_both() -> None:
+        with sweeps.Options(workers=2)._executor(False) as pool:
+            jobs = [pool.submit(job, tmp_path / "started") for job in (train_until_stopped, be_killed)]
+            jobs[1].result(timeout=60)
+
+    with pytest.raises(BrokenExecutor):
+        run_both()
+    for worker in active_children():
+        worker.join(60)
+        assert not worker.is_alive()
 
 
 @pytest.mark.slow

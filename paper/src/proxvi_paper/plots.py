@@ -57,17 +57,19 @@ def curves(
     """Training over time: the ELBO and its upper end, the entropy of q and the magnitude of the constraint.
 
     Args:
-        figures: of all seeds, by method (a line each) and by start (a column each, with its own scale).
+        figures: of all seeds, by method (a line each) and by start (a column each, with its own scale; "" for the one
+            start that there is).
         path: where to save the picture.
         upper: how many nats the panel of the upper end shows.
-        entropy: label of that curve.
+        entropy: what that curve shows.
     """
     plt = pyplot()
     columns = sorted({column for cells in figures.values() for column in cells})
     traces = {
         column: [seed["curves"] for cells in figures.values() for seed in cells.get(column, [])] for column in columns
     }
-    rows = {"validation ELBO": "validation_elbo", "its upper end": "validation_elbo", entropy: "entropy"}
+    rows = {"watched ELBO, nats": "validation_elbo", "its upper end, nats": "validation_elbo"}
+    rows[f"{entropy}, nats"] = "entropy"
     if any("magnitude" in trace for column in columns for trace in traces[column]):
         rows["magnitude"] = "magnitude"
     size = {"figsize": (5.2 * len(columns), 8.5), "sharex": True, "squeeze": False}
@@ -79,10 +81,15 @@ def curves(
             for seed in cells.get(column, []):
                 for axes, name in zip(panels[:, j], rows.values(), strict=True):
                     if name in seed["curves"]:
-                        (lines[method],) = axes.plot(seed["curves"]["step"], seed["curves"][name], color=color, lw=1.2)
+                        # Schedules are alike: thinner and thinner, so that all show.
+                        width = 1.2 + (3.0 * (1.0 - i / len(figures)) if name == "magnitude" else 0.0)
+                        curve = seed["curves"]["step"], seed["curves"][name]
+                        (line,) = axes.plot(*curve, color=color, lw=width)
+                        lines.setdefault(method, line)
         elbos = [trace["validation_elbo"] for trace in traces[column]]
         worst, best = min(map(np.nanmin, elbos)), max(map(np.nanmax, elbos))
-        panels[0, j].set(title=column, yscale="symlog" if worst < 10 * best < 0 else "linear")
+        panels[0, j].set(title=f"{column} start" if column else "")
+        panels[0, j].set(yscale="symlog" if worst < 10 * best < 0 else "linear")
         panels[1, j].set(ylim=(best - upper, best + upper / 20))
         panels[-1, j].set(xlabel="step")
         panels[-1, j].locator_params(axis="x", nbins=5)  # or numbers of six digits run into each other

@@ -24,6 +24,8 @@ __all__ = ["OneCoreEach", "Options", "sweep"]
 
 SHOWN = 2  # names of trials beside the progress bar
 RESTARTS = 3  # of the local workers, after one of them was killed; Dask has the same default
+# For all workers to begin to save, once one has stopped: where it ends, the pool breaks, which stops the others again.
+SECONDS_TO_SAVE = 60.0
 
 
 @dataclass(frozen=True)
@@ -186,13 +188,17 @@ class OneCoreEach(ProcessPoolExecutor):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As in `concurrent.futures`. A worker that received a signal to stop runs nothing more."""
-        return super().submit(_unless_stopped, fn, *args, **kwargs)
+        job = super().submit(_unless_stopped, SECONDS_TO_SAVE, fn, *args, **kwargs)
+        # The pool watches the workers that ran when it last had news. Without more news, it would not see that the
+        # worker which it has just started was killed.
+        super().submit(int)
+        return job
 
 
 _stop_received = threading.Event()  # in a worker
 
 
-def _unless_stopped(function: Any, *args: Any, **kwargs: Any) -> Any:
+def _unless_stopped(seconds: float, function: Any, *args: Any, **kwargs: Any) -> Any:
     # A worker that exits here would break the pool, which then kills the others while they save.
     if _stop_received.is_set():
         raise RuntimeError("received a signal to stop")
@@ -200,6 +206,10 @@ def _unless_stopped(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     except (KeyboardInterrupt, SystemExit) as error:
         _stop_received.set()
+        # If the pool is broken, it tells nobody to end, but waits for all.
+        timer = threading.Timer(seconds, os._exit, [1])
+        timer.daemon = True
+        timer.start()
         raise RuntimeError("received a signal to stop") from error
 
 
