@@ -34,14 +34,12 @@ class Results(NamedTuple):
         best: the best ELBO that is known of each problem.
         gaps: by problem, steps and remedy: what each seed loses to it, in nats.
         seconds: by the same.
-        held_out: by the same, where there is any.
         inapplicable: the cells that say that the remedy does not apply.
     """
 
     best: dict[str, float]
     gaps: dict[tuple[str, int, str], np.ndarray]
     seconds: dict[tuple[str, int, str], float]
-    held_out: dict[tuple[str, int, str], np.ndarray]
     inapplicable: set[tuple[str, int, str]]
 
     def tolerance(self, problem: str) -> float:
@@ -71,7 +69,6 @@ def read(folder: Path) -> Results:
         dict(best),
         {cell: best[cell[0]] - values for cell, values in elbos.items()},
         {cell: r["seconds"] for cell, r in keys.items()},
-        {cell: np.array(r["held_out"]) for cell, r in keys.items() if r["held_out"] is not None},
         inapplicable,
     )
 
@@ -211,6 +208,13 @@ def by_steps(results: Results, names: list[str], remedies: list[str]) -> str:
     return table(rows, ["problem", "steps", "remedy", "within 2 nats of the best", "median gap", "worst gap"])
 
 
+def about_problems() -> str:
+    """A row a problem: what its file says of it."""
+    return table(
+        [[name.replace("_", " "), problems.about(name)] for name in problems.names()], ["problem", "what it is"]
+    )
+
+
 def stopping(path: Path) -> str:
     """A row a problem and learning rate: how the rule for convergence did."""
     rows = []
@@ -278,11 +282,13 @@ def picture_of_four(results: Results, path: Path, steps: int = 48_000) -> None:
 
 
 def dots(panel: Any, row: int, gaps: np.ndarray, tolerance: float) -> None:
-    """The seeds of a cell."""
+    """The seeds of a cell; a triangle points to those that are off the scale, above the best known or NaN."""
     shown = np.clip(gaps, tolerance / 30, tolerance * 1e4)
-    near = gaps <= tolerance
-    panel.plot(shown[near], np.full(near.sum(), row), "o", ms=4, alpha=0.5, color=NEAR)
-    panel.plot(shown[~near], np.full((~near).sum(), row), "o", ms=4, alpha=0.5, color=FAR)
+    above, ended_with_nan = gaps < 0.0, np.isinf(gaps)
+    for marker, of_kind in (("o", ~above & ~ended_with_nan), ("<", above), (">", ended_with_nan)):
+        for color, side in ((NEAR, gaps <= tolerance), (FAR, gaps > tolerance)):
+            here = of_kind & side
+            panel.plot(shown[here], np.full(here.sum(), row), marker, ms=4, alpha=0.5, color=color)
 
 
 ROOT = Path(__file__).parents[2]
@@ -295,6 +301,7 @@ def with_tables(text: str, results: Results) -> str:
         "readme": summary(results, IN_README),
         "summary": summary(results),
         "by problem": by_problem(results),
+        "problems": about_problems(),
         "stopping": stopping(ROOT / "results" / "benchmarks" / "stopping.json"),
         "by steps": by_steps(results, FOUR, RESTARTS_AND_RACES),
     }

@@ -1,13 +1,14 @@
 """What people do about luck, each with the same number of gradient steps and one setting for all problems.
 
 A remedy is a function of a problem (as a function of the scale of its starts), the number of steps, a key, and the
-number of seeds. It returns one `Fits`. A new one is such a function, and a line in `REMEDIES`.
+number of seeds. It returns the true ELBO of each seed at the end, or None if it does not apply. A new one is such a
+function, and a line in `REMEDIES`.
 """
 
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import blackjax
 import jax
@@ -26,24 +27,12 @@ import proxvi
 Make = Callable[[float], Problem]
 
 
-class Fits(NamedTuple):
-    """What came of each seed.
-
-    Attributes:
-        elbos: the true ELBO at the end.
-        params: of the guide and the model, or None if it has another guide.
-    """
-
-    elbos: np.ndarray
-    params: Any
-
-
 def adam(problem: Problem, steps: int, b2: float = 0.999) -> optax.GradientTransformation:
     """The optimiser of all remedies."""
     return optax.adam(optax.cosine_decay_schedule(problem.rate, steps), b2=b2)
 
 
-def several(svi: SVI, problem: Problem, steps: int, key: jax.Array, seeds: int, restarts: int = 1) -> Fits:
+def several(svi: SVI, problem: Problem, steps: int, key: jax.Array, seeds: int, restarts: int = 1) -> np.ndarray:
     """Each seed is the best of some runs."""
     try:
         ended = proxvi.luck(
@@ -59,13 +48,11 @@ def several(svi: SVI, problem: Problem, steps: int, key: jax.Array, seeds: int, 
     except ValueError as error:
         if "must have a finite entry" not in str(error):
             raise
-        return Fits(np.full(seeds, -np.inf), None)  # all of them ended with NaN
-    elbos = np.where(np.isfinite(ended.elbos), ended.elbos, -np.inf).reshape(seeds, restarts)
-    best = elbos.argmax(axis=1) + restarts * np.arange(seeds)
-    return Fits(elbos.max(axis=1), jax.tree.map(lambda x: x[best], ended.params))
+        return np.full(seeds, -np.inf)  # all of them ended with NaN
+    return np.where(np.isfinite(ended.elbos), ended.elbos, -np.inf).reshape(seeds, restarts).max(axis=1)
 
 
-def plain(make: Make, steps: int, key: jax.Array, seeds: int, *, restarts: int = 1, scale: float = 1.0) -> Fits:
+def plain(make: Make, steps: int, key: jax.Array, seeds: int, *, restarts: int = 1, scale: float = 1.0) -> np.ndarray:
     """NumPyro's `SVI`; with restarts, which share the steps, the best of them."""
     problem = make(scale)
     svi = SVI(problem.model, problem.new_guide(), adam(problem, steps // restarts), problem.loss)
@@ -77,7 +64,7 @@ def decaying(steps: int) -> optax.Schedule:
     return optax.exponential_decay(1.0, max(steps // 2, 1), 1e-10)
 
 
-def warm_up(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
+def warm_up(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray | None:
     """The weight of the KL divergence rises from 0 to 1 over half of the run; for latents that are continuous."""
     problem = make(1.0)
     if not isinstance(problem.loss, Trace_ELBO):
@@ -86,21 +73,21 @@ def warm_up(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
     return constrained(problem, steps, key, seeds, (), loss)
 
 
-def annealing(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits:
+def annealing(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray:
     """Deterministic annealing: the temperature of the entropy falls from 10 to 1 over half of the run."""
     problem = make(1.0)
     temperature = optax.exponential_decay(10.0, steps // 2, 0.1)
     return constrained(problem, steps, key, seeds, (), proxvi.AnnealedELBO(problem.loss, temperature, relative=False))
 
 
-def pvi(make: Make, steps: int, key: jax.Array, seeds: int, *, statistic: Any = None) -> Fits:
+def pvi(make: Make, steps: int, key: jax.Array, seeds: int, *, statistic: Any = None) -> np.ndarray:
     """The paper's constraint, with the setting that docs/choosing.md recommends."""
     problem = make(1.0)
     constraint = proxvi.Proximity(statistic or problem.statistic, magnitude=decaying(steps))
     return constrained(problem, steps, key, seeds, constraint, problem.loss, b2=0.99)
 
 
-def speed_limit(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits:
+def speed_limit(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray:
     """A speed limit on the entropy, over a third of the run."""
     problem = make(1.0)
     return constrained(problem, steps, key, seeds, proxvi.SpeedLimit(problem.statistic), problem.loss)
@@ -108,18 +95,18 @@ def speed_limit(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits:
 
 def constrained(
     problem: Problem, steps: int, key: jax.Array, seeds: int, constraint: Any, loss: Any, b2: float = 0.999
-) -> Fits:
+) -> np.ndarray:
     """Runs of a `ProximitySVI`."""
     optimizer = adam(problem, steps, b2)
     svi = proxvi.ProximitySVI(problem.model, problem.new_guide(), optimizer, loss, constraint)
     return several(svi, problem, steps, key, seeds)
 
 
-def race(make: Make, steps: int, key: jax.Array, seeds: int, *, methods: tuple[str, ...] = ("plain",)) -> Fits:
+def race(make: Make, steps: int, key: jax.Array, seeds: int, *, methods: tuple[str, ...] = ("plain",)) -> np.ndarray:
     """64 lanes, of which the worse half is dropped again and again."""
     problem = make(1.0)
     svi = SVI(problem.model, problem.new_guide(), optax.adam(problem.rate), problem.loss)
-    results = [
+    elbos = [
         proxvi.race(
             svi,
             seed_key,
@@ -130,14 +117,13 @@ def race(make: Make, steps: int, key: jax.Array, seeds: int, *, methods: tuple[s
             batch_size=problem.batch_size,
             particles=problem.particles,
             progress_bar=False,
-        )
+        ).elbo
         for seed_key in jax.random.split(key, seeds)
     ]
-    params = jax.tree.map(lambda *x: jnp.stack(x), *(result.params for result in results))
-    return Fits(np.array([result.elbo for result in results]), params)
+    return np.array(elbos)
 
 
-def map_start(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
+def map_start(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray | None:
     """A quarter of the steps for the mode of the posterior; the mean-field guide starts there."""
     problem = make(1.0)
     if problem.guide is not None:
@@ -156,7 +142,7 @@ def map_start(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None
 FOR_64_LANES = 768  # steps, the least that `race` takes for its default of 64
 
 
-def race_of_modes(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
+def race_of_modes(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray | None:
     """Half of the steps for a race of 64 searches for the mode (32 if they are few); the guide starts at the winner."""
     problem = make(1.0)
     if problem.guide is not None:
@@ -170,15 +156,15 @@ def race_of_modes(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | 
             for seed_key in jax.random.split(jax.random.fold_in(key, 0), seeds)
         ]
     except FloatingPointError:
-        return Fits(np.full(seeds, -np.inf), None)  # as on `topics`, where all of them end so
+        return np.full(seeds, -np.inf)  # as on `topics`, where all of them end so
     modes = jax.tree.map(lambda *x: jnp.stack(x), *winners)
     return from_modes(problem, modes, steps - first, jax.random.fold_in(key, 1), seeds)
 
 
-def from_modes(problem: Problem, modes: Any, steps: int, key: jax.Array, seeds: int) -> Fits:
+def from_modes(problem: Problem, modes: Any, steps: int, key: jax.Array, seeds: int) -> np.ndarray:
     """Plain runs that start at given values of the latent variables."""
 
-    def one(key: jax.Array, mode: Any) -> tuple[Any, jax.Array]:
+    def one(key: jax.Array, mode: Any) -> jax.Array:
         run_key, elbo_key = jax.random.split(key)
         guide = problem.new_guide(init_loc_fn=init_to_value(values=mode))
         svi = SVI(problem.model, guide, adam(problem, steps), problem.loss)
@@ -187,11 +173,10 @@ def from_modes(problem: Problem, modes: Any, steps: int, key: jax.Array, seeds: 
         def elbo(key: jax.Array) -> jax.Array:
             return -jnp.asarray(problem.loss.loss(key, params, problem.model, guide, *problem.data))
 
-        return params, jax.lax.map(elbo, jax.random.split(elbo_key, problem.particles)).mean()
+        return jax.lax.map(elbo, jax.random.split(elbo_key, problem.particles)).mean()
 
     every = jax.jit(lambda keys, modes: jax.lax.map(lambda both: one(*both), (keys, modes)))
-    params, elbos = every(jax.random.split(key, seeds), modes)
-    return Fits(np.asarray(elbos, np.float64), params)
+    return np.asarray(every(jax.random.split(key, seeds), modes), np.float64)
 
 
 def unwatched(svi: SVI, key: jax.Array, steps: int, data: tuple[Any, ...]) -> Any:
@@ -203,10 +188,11 @@ def unwatched(svi: SVI, key: jax.Array, steps: int, data: tuple[Any, ...]) -> An
 PATHS, DRAWS = 16, 25
 
 
-def pathfinder(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
-    """BlackJAX's Pathfinder, 16 paths; the approximation with the best ELBO, whose covariance is not diagonal.
+def pathfinder(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray | None:
+    """BlackJAX's Pathfinder, 16 paths of at most 300 iterations; the approximation with the best ELBO.
 
-    A path of n iterations takes about n gradients and 25 n evaluations for its ELBOs, which are not counted.
+    Its covariance is not diagonal. A path of n iterations takes about n gradients and 25 n evaluations for its ELBOs,
+    which are not counted.
     """
     problem = make(1.0)
     if problem.guide is not None:
@@ -231,12 +217,10 @@ def pathfinder(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | Non
         elbos = jax.lax.map(path, jax.random.split(key, PATHS))
         return jnp.max(jnp.where(jnp.isfinite(elbos), elbos, -jnp.inf))
 
-    return Fits(
-        np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(key, seeds)), np.float64), None
-    )
+    return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(key, seeds)), np.float64)
 
 
-def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None:
+def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> np.ndarray | None:
     """PyMC's ADVI as it comes: mean field, its own optimiser and rate, on the log density of unconstrained latents."""
     problem = make(1.0)
     if problem.guide is not None:
@@ -275,10 +259,10 @@ def pymc_advi(make: Make, steps: int, key: jax.Array, seeds: int) -> Fits | None
                 continue
         moments = (jnp.asarray(x.eval(), jnp.float32) for x in (fitted.mean, fitted.std))
         elbos.append(float(elbo(jax.random.fold_in(key, i), *moments)))
-    return Fits(np.array(elbos), None)
+    return np.array(elbos)
 
 
-REMEDIES: dict[str, Callable[[Make, int, jax.Array, int], Fits | None]] = {
+REMEDIES: dict[str, Callable[[Make, int, jax.Array, int], np.ndarray | None]] = {
     "one run": plain,
     "best of 4": partial(plain, restarts=4),
     "best of 16": partial(plain, restarts=16),

@@ -22,18 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import problems
-from jax.scipy.special import logsumexp
-from numpyro.infer import SVI, log_likelihood
-from problems import Problem
-from remedies import REMEDIES, adam
+from remedies import REMEDIES
 
 sys.path.append(str(Path(__file__).parents[1]))
 from records import provenance
 
-DRAWS = 200  # of the posterior, for held-out rows
 RESULTS = Path(__file__).parents[2] / "results" / "luck"
 
 
@@ -63,45 +58,22 @@ def measure(cell: Cell, results: Path) -> dict[str, Any]:
     problem = problems.load(cell.problem)
     steps = cell.steps or problem.steps
     began = time.perf_counter()
-    fits = REMEDIES[cell.remedy](partial(problems.load, cell.problem), steps, jax.random.key(1), cell.seeds)
+    elbos = REMEDIES[cell.remedy](partial(problems.load, cell.problem), steps, jax.random.key(1), cell.seeds)
     seconds = time.perf_counter() - began
     record: dict[str, Any] = {
         "problem": cell.problem,
         "remedy": cell.remedy,
         "steps": steps,
-        "elbos": None if fits is None else [e if math.isfinite(e) else None for e in fits.elbos.tolist()],
-        "held_out": None,
+        "elbos": None if elbos is None else [e if math.isfinite(e) else None for e in elbos.tolist()],
         "seconds": round(seconds, 1),
         "command": f'python benchmarks/luck/run.py {cell.problem} --remedies "{cell.remedy}" --steps {steps} '
         f"--seeds {cell.seeds}",
         **provenance(),
     }
-    if fits is not None and fits.params is not None and problem.held_out:
-        record["held_out"] = held_out(problem, fits.params).tolist()
     results.mkdir(parents=True, exist_ok=True)
     (results / cell.file()).write_text(json.dumps(record, indent=1) + "\n")
     jax.clear_caches()  # or the compiled programs of all cells pile up
     return record
-
-
-def held_out(problem: Problem, params: Any) -> np.ndarray:
-    """Mean log predictive density of the held-out rows of each seed; their ELBO where every row has its own latents."""
-    key, rows, guide = jax.random.key(2), len(problem.held_out[0]), problem.new_guide()
-    SVI(problem.model, guide, adam(problem, 1), problem.loss).init(key, *problem.data)  # an autoguide learns its shapes
-
-    def bound(params: Any) -> jax.Array:
-        def once(key: jax.Array) -> jax.Array:
-            return -jnp.asarray(problem.loss.loss(key, params, problem.model, guide, *problem.held_out))
-
-        return jax.lax.map(once, jax.random.split(key, problem.particles)).mean()
-
-    def density(params: Any) -> jax.Array:
-        draws = guide.sample_posterior(key, params, sample_shape=(DRAWS,))
-        (by_draw,) = log_likelihood(problem.model, draws, *problem.held_out).values()
-        return (logsumexp(by_draw, axis=0) - np.log(DRAWS)).sum()
-
-    each = bound if problem.local else density
-    return np.asarray(jax.jit(lambda params: jax.lax.map(each, params))(params), np.float64) / rows
 
 
 def run(cells: Iterable[Cell], results: Path, executor: Executor) -> int:

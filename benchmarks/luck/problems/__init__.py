@@ -27,15 +27,14 @@ class Problem:
         model: of NumPyro.
         data: its arguments.
         guide: None for `AutoNormal`.
-        scale: a factor for the spread with which a start is drawn; of `AutoNormal`, its initial standard deviations.
+        scale: a factor for the spread of a start: of `AutoNormal`, its initial standard deviations, and not the places
+            of its means; of a guide of its own, the spread with which weights or means are drawn.
         steps: gradient steps of one user's whole procedure.
         rate: of Adam, with a cosine decay over a run.
         batch_size: None for all rows.
         loss: minus the ELBO, and its gradient.
         statistic: what the constraints hold.
         particles: samples for the final ELBO.
-        held_out: data of the same kind, to judge by.
-        local: whether every row has latents of its own: then held-out rows are judged by their ELBO.
         control: whether this is a problem without luck, where a remedy should cost nothing.
     """
 
@@ -49,8 +48,6 @@ class Problem:
     loss: ELBO = field(default_factory=Trace_ELBO)
     statistic: Callable[..., Any] = proxvi.entropy
     particles: int = 1_000
-    held_out: tuple[Any, ...] = ()
-    local: bool = False
     control: bool = False
 
     def new_guide(self, **options: Any) -> Any:
@@ -66,6 +63,11 @@ def names() -> list[str]:
 def load(name: str, scale: float = 1.0) -> Problem:
     """A problem by the name of its file."""
     return importlib.import_module(f"{__name__}.{name}").problem(scale)
+
+
+def about(name: str) -> str:
+    """What its file says of a problem, without the full stop."""
+    return (importlib.import_module(f"{__name__}.{name}").__doc__ or "").strip().removesuffix(".")
 
 
 def columns(file: str, *wanted: str) -> list[np.ndarray]:
@@ -85,15 +87,14 @@ def unit_interval(x: np.ndarray) -> jax.Array:
     return jnp.asarray((x - x.min()) / (x.max() - x.min()))
 
 
-def digits() -> tuple[jax.Array, jax.Array]:
-    """Handwritten digits of 64 binary pixels: 1,500 to fit, and 297 held out."""
+def digits() -> jax.Array:
+    """1,500 handwritten digits of 64 binary pixels."""
     packed = [np.frombuffer(bytes.fromhex(line), np.uint8) for line in (DATA / "digits.txt").read_text().split()]
-    pixels = jnp.asarray(np.unpackbits(np.array(packed), axis=1), jnp.float32)
-    return pixels[:1_500], pixels[1_500:]
+    return jnp.asarray(np.unpackbits(np.array(packed), axis=1), jnp.float32)[:1_500]
 
 
-def reuters(words: int) -> tuple[jax.Array, jax.Array]:
-    """Counts of the most common words in 395 articles: 320 to fit, and 75 held out."""
+def reuters(words: int) -> jax.Array:
+    """Counts of the most common words in 320 of 395 articles."""
     lines = (DATA / "reuters.ldac").read_text().splitlines()
     counts = np.zeros((len(lines), 4_258))
     for row, line in enumerate(lines):
@@ -102,4 +103,4 @@ def reuters(words: int) -> tuple[jax.Array, jax.Array]:
             counts[row, int(word)] = int(count)
     common = jnp.asarray(counts[:, np.argsort(-counts.sum(0), kind="stable")[:words]], jnp.float32)
     order = np.random.default_rng(0).permutation(len(lines))
-    return common[order[:320]], common[order[320:]]
+    return common[order[:320]]

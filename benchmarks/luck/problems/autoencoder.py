@@ -11,7 +11,7 @@ LATENTS, UNITS = 10, 64
 
 
 def problem(scale: float = 1.0) -> Problem:
-    train, test = digits()
+    train = digits()
     pixels = train.shape[1]
     glorot = jax.nn.initializers.glorot_normal()
 
@@ -39,6 +39,4 @@ def problem(scale: float = 1.0) -> Problem:
         rate=0.003,
         batch_size=50,
         particles=100,
-        held_out=(test,),
-        local=True,
     )

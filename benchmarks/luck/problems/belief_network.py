@@ -12,7 +12,7 @@ UNITS = 30
 
 
 def problem(scale: float = 1.0) -> Problem:
-    train, test = digits()
+    train = digits()
     pixels, mean = train.shape[1], train.mean(0)
     glorot = jax.nn.initializers.glorot_normal()
 
@@ -42,6 +42,4 @@ def problem(scale: float = 1.0) -> Problem:
         batch_size=50,
         loss=proxvi.LeaveOneOutELBO(5),
         particles=50,
-        held_out=(test,),
-        local=True,
     )

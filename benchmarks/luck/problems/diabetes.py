@@ -22,4 +22,4 @@ def problem(scale: float = 1.0) -> Problem:
         sigma = numpyro.sample("sigma", dist.LogNormal(-1, 1))
         numpyro.sample("y", dist.Normal(jnp.tanh(x @ inner + offset) @ outer, sigma), obs=y)
 
-    return Problem(model, (x[:354], y[:354]), scale=scale, steps=5_000, held_out=(x[354:], y[354:]))
+    return Problem(model, (x[:354], y[:354]), scale=scale, steps=5_000)

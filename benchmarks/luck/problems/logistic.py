@@ -18,4 +18,4 @@ def problem(scale: float = 1.0) -> Problem:
         intercept = numpyro.sample("intercept", dist.Normal(0, 2))
         numpyro.sample("y", dist.Bernoulli(logits=x @ slope + intercept), obs=y)
 
-    return Problem(model, (x[:455], y[:455]), scale=scale, steps=6_000, held_out=(x[455:], y[455:]), control=True)
+    return Problem(model, (x[:455], y[:455]), scale=scale, steps=6_000, control=True)

@@ -11,7 +11,7 @@ TOPICS, WORDS, UNITS = 10, 400, 50
 
 
 def problem(scale: float = 1.0) -> Problem:
-    train, test = reuters(WORDS)
+    train = reuters(WORDS)
     glorot = jax.nn.initializers.glorot_normal()
     common = jnp.log(train.mean(0))
 
@@ -32,6 +32,4 @@ def problem(scale: float = 1.0) -> Problem:
         with numpyro.plate("articles", counts.shape[0]):
             numpyro.sample("z", dist.Normal(mean, scale_).to_event(1))
 
-    return Problem(
-        model, (train,), guide, steps=3_000, rate=0.01, batch_size=64, particles=100, held_out=(test,), local=True
-    )
+    return Problem(model, (train,), guide, steps=3_000, rate=0.01, batch_size=64, particles=100)

@@ -11,7 +11,7 @@ TOPICS, WORDS = 10, 400
 
 
 def problem(scale: float = 1.0) -> Problem:
-    counts, _ = reuters(WORDS)
+    counts = reuters(WORDS)
 
     def model(counts: jax.Array) -> None:
         articles = counts.shape[0]
