@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
+from importlib import metadata
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,14 @@ def test_the_report_puts_seeds_together_and_the_paper_beside(tmp_path: Path) -> 
     assert "−200.0" not in at_full_size
     assert "| PVI, entropy (scale 0.1) | −200.0 / −190.0† | −118.0 / −110.0 |  | −114.1 / −107.5 |" in shorter
     assert (tmp_path / "curves-shorter.png").stat().st_size > 10_000
+    # Seeds of another version of proxvi are marked.
+    assert "‡" not in shorter
+    other = save(replace(trial, steps=400_000, seed=1), tmp_path, figures_of(-202.0, 0.2))
+    other.write_text(other.read_text().replace(f'"proxvi": "{metadata.version("proxvi")}"', '"proxvi": "0.0.1"'))
+    mixed = belief_networks.report(tmp_path)
+    assert "| PVI, entropy (scale 0.1) | −201.0 ± 1.4 / −191.0 ± 1.4† (2 seeds‡) |" in mixed
+    assert "‡ Not all seeds are of one version of proxvi" in mixed
+    other.unlink()
     # A file of another protocol is no result.
     path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": 0}))
     assert "Shorter runs" not in belief_networks.report(tmp_path)

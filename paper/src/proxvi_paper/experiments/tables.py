@@ -24,7 +24,11 @@ __all__ = [
     "usual",
 ]
 
-DAGGER = "†"
+DAGGER, DOUBLE_DAGGER = "†", "‡"
+NOTES = {
+    DAGGER: "More than half of the digits have a Pareto k̂ above 0.7: expect this to be too low.",
+    DOUBLE_DAGGER: "Not all seeds are of one version of proxvi: see CHANGELOG.md for what differs.",
+}
 VARIED = ("method", "magnitude", "start", "seed")  # tables 1 to 3 show these as rows, columns and means
 Record = dict[str, Any]  # a result file
 Paper = Mapping[str, Mapping[str, tuple[float, float]]]  # ELBO and log likelihood, by row and column
@@ -80,7 +84,8 @@ def grouped(
     for record in records:
         settings = record["settings"]
         label = row(settings) + unusual(settings, common)
-        figures.setdefault(label, {}).setdefault(column(settings), []).append(record["figures"])
+        made_by = {"version": record.get("versions", {}).get("proxvi")}
+        figures.setdefault(label, {}).setdefault(column(settings), []).append(record["figures"] | made_by)
     return figures
 
 
@@ -106,9 +111,7 @@ def table(figures: Figures, columns: Iterable[str], paper: Paper, missing: str =
         rows.append(row)
     head = ["method", *(heading for column in columns for heading in (column, f"{column}, paper"))]
     text = markdown(head, rows, rule=" --- ")
-    if DAGGER in text:
-        text += f"\n\n{DAGGER} More than half of the digits have a Pareto k̂ above 0.7: expect this to be too low."
-    return text
+    return "\n\n".join([text, *(f"{mark} {note}" for mark, note in NOTES.items() if mark in text)])
 
 
 def _cell(seeds: list[dict[str, Any]]) -> str:
@@ -118,7 +121,8 @@ def _cell(seeds: list[dict[str, Any]]) -> str:
         spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
         unreliable = name == "log_likelihood" and not all(figures["khat_above"] <= 0.5 for figures in seeds)
         cells.append(number(float(np.mean(values))) + spread + (DAGGER if unreliable else ""))
-    return " / ".join(cells) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
+    mixed = DOUBLE_DAGGER if len({figures["version"] for figures in seeds}) > 1 else ""
+    return " / ".join(cells) + (f" ({len(seeds)} seeds{mixed})" if len(seeds) > 1 else "")
 
 
 def number(x: float) -> str:
