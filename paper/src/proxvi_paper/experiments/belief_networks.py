@@ -186,7 +186,7 @@ def report(records: list[tables.Record], folder: Path) -> str:
             for start, seeds in sorted(cells.items())
         }
         if drawn:
-            entropy = "entropy of q" + ("" if layers == 1 else ", first layer")
+            entropy = "entropy of q" if layers == 1 else "entropy, layer 1"
             plots.curves(part, folder / f"curves{suffix}.png", entropy=entropy)
             plots.digits(drawn, folder / f"samples{suffix}.png")
     text = [
